@@ -1,16 +1,33 @@
-"""Makes episodes of a robot as LeRobot stores them: a table of frames, a video for each camera."""
+"""Makes a dataset of robot episodes as LeRobot stores it: tables, and a video for each camera.
 
+    meta/info.json                                         features, frames per second, file names
+    meta/tasks.parquet, meta/stats.json                    what is done; means and deviations
+    meta/episodes/chunk-000/file-000.parquet               where each episode is in table and videos
+    data/chunk-000/file-000.parquet                        states and actions of all frames
+    videos/observation.images.CAMERA/chunk-000/file-000.mp4
+
+LeRobot calls that version 3.0. One file of each is enough here; large datasets have more.
+"""
+
+import json
 import shutil
+from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
 
 import av
 import numpy as np
+import pyarrow as pa
+from pyarrow import parquet
 
 CAMERAS = ("top", "wrist", "side")
+TASK = "Follow the waves."
 FRAMES_PER_SECOND = 30
 JOINTS = 6
 WIDTH, HEIGHT = 320, 240
+DATA_FILE = "data/chunk-000/file-000.parquet"
+EPISODES_FILE = "meta/episodes/chunk-000/file-000.parquet"
+VIDEO_FILE = "videos/{video_key}/chunk-000/file-000.mp4"
 # LeRobot writes a key frame every second frame, so that a random frame is near one.
 _FRAMES_BETWEEN_KEYS = 2
 
@@ -27,17 +44,18 @@ def make_episodes(folder: Path, *, count: int, frames: int) -> None:
         return
     part = folder.with_name(f"{folder.name}.part")
     shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
-    for number in range(count):
-        states = joint_angles(number, frames)
-        np.save(part / f"episode-{number:03}.npy", states)
-        for camera in CAMERAS:
-            write_video(part / video_name(number, camera), states, view=CAMERAS.index(camera))
+    episodes = [joint_angles(number, frames) for number in range(count)]
+    write_data(part, episodes)
+    write_meta(part, episodes)
+    for view, camera in enumerate(CAMERAS):
+        file = part / VIDEO_FILE.format(video_key=video_key(camera))
+        file.parent.mkdir(parents=True)
+        write_video(file, np.concatenate(episodes), view=view)
     part.rename(folder)
 
 
-def video_name(episode: int, camera: str) -> str:
-    return f"episode-{episode:03}-{camera}.mp4"
+def video_key(camera: str) -> str:
+    return f"observation.images.{camera}"
 
 
 def joint_angles(episode: int, frames: int) -> np.ndarray:
@@ -47,6 +65,114 @@ def joint_angles(episode: int, frames: int) -> np.ndarray:
     speed = random.uniform(0.5, 2.0, JOINTS)
     seconds = np.arange(frames)[:, None] / FRAMES_PER_SECOND
     return np.sin(phase + speed * seconds).astype(np.float32)
+
+
+def actions_of(states: np.ndarray) -> np.ndarray:
+    """Returns the action of each frame: the angles of the next one."""
+    return np.concatenate([states[1:], states[-1:]])
+
+
+def write_data(folder: Path, episodes: Sequence[np.ndarray]) -> None:
+    """Writes the table of all frames."""
+    lengths = [len(states) for states in episodes]
+    frame_index = np.concatenate([np.arange(length) for length in lengths])
+    num_frames = sum(lengths)
+    table = {
+        "observation.state": _rows(np.concatenate(episodes)),
+        "action": _rows(np.concatenate([actions_of(states) for states in episodes])),
+        "timestamp": (frame_index / FRAMES_PER_SECOND).astype(np.float32),
+        "frame_index": frame_index,
+        "episode_index": np.repeat(np.arange(len(episodes)), lengths),
+        "index": np.arange(num_frames),
+        "task_index": np.zeros(num_frames, dtype=np.int64),
+    }
+    _write(folder / DATA_FILE, pa.table(table))
+
+
+def write_meta(folder: Path, episodes: Sequence[np.ndarray]) -> None:
+    """Writes what describes the dataset."""
+    ends = np.cumsum([len(states) for states in episodes]).tolist()
+    rows = []
+    for number, states in enumerate(episodes):
+        first = ends[number] - len(states)
+        row: dict[str, object] = {
+            "episode_index": number,
+            "tasks": [TASK],
+            "length": len(states),
+            "dataset_from_index": first,
+            "dataset_to_index": ends[number],
+            "data/chunk_index": 0,
+            "data/file_index": 0,
+        }
+        for camera in CAMERAS:
+            row |= {
+                f"videos/{video_key(camera)}/chunk_index": 0,
+                f"videos/{video_key(camera)}/file_index": 0,
+                f"videos/{video_key(camera)}/from_timestamp": first / FRAMES_PER_SECOND,
+                f"videos/{video_key(camera)}/to_timestamp": ends[number] / FRAMES_PER_SECOND,
+            }
+        rows.append(row)
+    _write(folder / EPISODES_FILE, pa.Table.from_pylist(rows))
+    # The task is the index, as pandas writes it.
+    kind = {"pandas_type": "unicode", "numpy_type": "str", "metadata": None}
+    columns = [{"name": "task", "field_name": "task", **kind}]
+    index = {"index_columns": ["task"], "column_indexes": [], "columns": columns}
+    tasks = pa.table({"task_index": [0], "task": [TASK]})
+    tasks = tasks.replace_schema_metadata({"pandas": json.dumps(index)})
+    _write(folder / "meta/tasks.parquet", tasks)
+    states = np.concatenate(episodes)
+    actions = np.concatenate([actions_of(each) for each in episodes])
+    stats = {"observation.state": _stats(states), "action": _stats(actions)}
+    (folder / "meta/stats.json").write_text(json.dumps(stats, indent=2))
+    (folder / "meta/info.json").write_text(json.dumps(_info(ends), indent=2))
+
+
+def _info(ends: Sequence[int]) -> dict[str, object]:
+    joints = {"dtype": "float32", "shape": [JOINTS], "names": [f"joint_{i}" for i in range(JOINTS)]}
+    number = {"dtype": "int64", "shape": [1], "names": None}
+    picture = {
+        "dtype": "video",
+        "shape": [HEIGHT, WIDTH, 3],
+        "names": ["height", "width", "channels"],
+    }
+    features: dict[str, object] = {"observation.state": joints, "action": joints}
+    features |= {video_key(camera): picture for camera in CAMERAS}
+    features["timestamp"] = {"dtype": "float32", "shape": [1], "names": None}
+    features |= dict.fromkeys(("frame_index", "episode_index", "index", "task_index"), number)
+    return {
+        "codebase_version": "v3.0",
+        "robot_type": "drawn",
+        "total_episodes": len(ends),
+        "total_frames": ends[-1],
+        "total_tasks": 1,
+        "chunks_size": 1000,
+        "data_files_size_in_mb": 100,
+        "video_files_size_in_mb": 200,
+        "fps": FRAMES_PER_SECOND,
+        "splits": {"train": f"0:{len(ends)}"},
+        "data_path": "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet",
+        "video_path": "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4",
+        "features": features,
+    }
+
+
+def _rows(values: np.ndarray) -> pa.Array:
+    return pa.FixedSizeListArray.from_arrays(values.ravel(), values.shape[1])
+
+
+def _stats(values: np.ndarray) -> dict[str, list[float]]:
+    kinds = {
+        "min": values.min(0),
+        "max": values.max(0),
+        "mean": values.mean(0),
+        "std": values.std(0),
+    }
+    return {kind: figures.tolist() for kind, figures in kinds.items()} | {"count": [len(values)]}
+
+
+def _write(file: Path, table: pa.Table) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    parquet.write_table(table, file)
 
 
 def write_video(file: Path, states: np.ndarray, *, view: int) -> None:

@@ -8,7 +8,7 @@ It prints LeRobot's two times: data_s, waiting for the batch, and updt_s, the re
 import argparse
 import json
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,68 +18,125 @@ from torch.utils.data import DataLoader, Dataset
 
 try:
     import av
-except ModuleNotFoundError:
+    from pyarrow import parquet
+except ModuleNotFoundError as err:
     raise SystemExit(
-        "this example needs PyAV: pip install -r examples/robot_episodes/requirements.txt"
+        f"this example needs {err.name}: pip install -r examples/robot_episodes/requirements.txt"
     ) from None
 
-from make_episodes import CAMERAS, FRAMES_PER_SECOND, JOINTS, make_episodes, video_name
+from make_episodes import (
+    CAMERAS,
+    DATA_FILE,
+    EPISODES_FILE,
+    FRAMES_PER_SECOND,
+    JOINTS,
+    make_episodes,
+    video_key,
+)
 from policy import Policy
 
+# Actions that are predicted at once, as by ACT: LeRobot makes delta_timestamps of it.
 CHUNK = 20
+# Of LeRobot: how far a frame may be from the time that is wanted.
+TOLERANCE_SECONDS = 1e-3
 
-Sample = dict[str, torch.Tensor]
+Sample = dict[str, torch.Tensor | str]
 Batch = dict[str, torch.Tensor]
 
 
 class Episodes(Dataset):
-    """Frames of all episodes; a frame's pictures are decoded when it is read."""
+    """What LeRobotDataset is: the frames of all episodes, and for some features a window of frames.
 
-    def __init__(self, folder: Path, *, cameras: Sequence[str], chunk: int) -> None:
-        self.folder = folder
+    Args:
+        root: Folder with meta, data and videos, in LeRobot's version 3.0.
+        delta_timestamps: Seconds from a sample's own frame, by feature: 0.0 is that frame. Those
+            beyond an episode are its first or last frame; `FEATURE_is_pad` says so.
+        cameras: Features that are videos.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        delta_timestamps: Mapping[str, Sequence[float]],
+        cameras: Sequence[str],
+    ) -> None:
+        info = json.loads((root / "meta/info.json").read_text())
+        self.root = root
+        self.fps = info["fps"]
+        self.video_path = info["video_path"]
         self.cameras = tuple(cameras)
-        self.chunk = chunk
-        self.states = [np.load(file) for file in sorted(folder.glob("episode-*.npy"))]
-        self.frames = [
-            (episode, frame)
-            for episode, states in enumerate(self.states)
-            for frame in range(len(states))
-        ]
+        self.deltas = {
+            feature: np.array([round(each * self.fps) for each in seconds])
+            for feature, seconds in delta_timestamps.items()
+        }
+        table = parquet.read_table(root / DATA_FILE)
+        self.columns = {name: _tensor(table.column(name)) for name in table.column_names}
+        self.episodes = parquet.read_table(root / EPISODES_FILE).to_pylist()
 
     def __len__(self) -> int:
-        return len(self.frames)
+        return len(self.columns["index"])
 
     def __getitem__(self, index: int) -> Sample:
-        episode, frame = self.frames[index]
-        states = self.states[episode]
-        wanted = np.arange(frame + 1, frame + 1 + self.chunk)
-        sample = {
-            "observation.state": torch.from_numpy(states[frame]),
-            "action": torch.from_numpy(states[np.minimum(wanted, len(states) - 1)]),
-            "action_is_pad": torch.from_numpy(wanted >= len(states)),
-        }
+        sample: Sample = {name: column[index] for name, column in self.columns.items()}
+        episode = self.episodes[int(self.columns["episode_index"][index])]
+        windows = {}
+        for feature, deltas in self.deltas.items():
+            wanted = index + deltas
+            first, last = episode["dataset_from_index"], episode["dataset_to_index"] - 1
+            windows[feature] = np.clip(wanted, first, last)
+            sample[f"{feature}_is_pad"] = torch.from_numpy(wanted != windows[feature])
+        for feature, window in windows.items():
+            if feature not in self.cameras:
+                sample[feature] = self.columns[feature][window]
         for camera in self.cameras:
-            file = self.folder / video_name(episode, camera)
-            sample[f"observation.images.{camera}"] = decoded(file, frame / FRAMES_PER_SECOND)
+            window = windows.get(camera, np.array([index]))
+            frames = (window - episode["dataset_from_index"]) / self.fps
+            begin = episode[f"videos/{camera}/from_timestamp"]
+            sample[camera] = decoded(self._video(episode, camera), frames + begin).squeeze(0)
+        sample["task"] = episode["tasks"][0]
         return sample
 
+    def _video(self, episode: Mapping[str, object], camera: str) -> Path:
+        places = {
+            part: episode[f"videos/{camera}/{part}"] for part in ("chunk_index", "file_index")
+        }
+        return self.root / self.video_path.format(video_key=camera, **places)
 
-def decoded(file: Path, seconds: float) -> torch.Tensor:
-    """Returns the frame of a video at a time, as uint8 of shape (3, height, width).
+
+def _tensor(column: object) -> torch.Tensor:
+    values = column.to_numpy()
+    return torch.from_numpy(np.stack(values) if values.dtype == object else values.copy())
+
+
+def decoded(file: Path, timestamps: np.ndarray) -> torch.Tensor:
+    """Returns the frames of a video at some times, as uint8 of shape (times, 3, height, width).
 
     Raises:
-        ValueError: If the video ends before.
+        ValueError: If the video has no frame there.
     """
-    tolerance = 0.5 / FRAMES_PER_SECOND
+    last = timestamps.max() - TOLERANCE_SECONDS
+    times, pictures = [], []
     with av.open(str(file)) as container:
         # One thread: as many samples are decoded at once as there are workers.
         stream = container.streams.video[0]
         stream.thread_count = 1
-        container.seek(round(seconds / stream.time_base), stream=stream)
+        # To the key frame before.
+        container.seek(round(timestamps.min() / stream.time_base), stream=stream)
         for frame in container.decode(stream):
-            if frame.time > seconds - tolerance:
-                return torch.from_numpy(frame.to_ndarray(format="rgb24")).permute(2, 0, 1)
-    raise ValueError(f"{file} has no frame at {seconds:.3f} s")
+            if frame.time > timestamps.min() - TOLERANCE_SECONDS:
+                times.append(frame.time)
+                pictures.append(frame.to_ndarray(format="rgb24"))
+            if frame.time > last:
+                break
+    if not times:
+        raise ValueError(f"{file} has no frame at {timestamps.min():.3f} s")
+    misses = np.abs(timestamps[:, None] - np.array(times))
+    nearest = misses.argmin(1)
+    for seconds, miss in zip(timestamps, misses.min(1), strict=True):
+        if miss > TOLERANCE_SECONDS:
+            raise ValueError(f"{file} has no frame at {seconds:.3f} s")
+    return torch.stack([torch.from_numpy(pictures[i]).permute(2, 0, 1) for i in nearest])
 
 
 def endless(batches: Iterable[Batch]) -> Iterator[Batch]:
@@ -88,13 +145,18 @@ def endless(batches: Iterable[Batch]) -> Iterator[Batch]:
         yield from batches
 
 
-def to_device(batch: Batch, device: torch.device) -> Batch:
-    return {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
+def to_device(batch: Mapping[str, object], device: torch.device) -> Batch:
+    """Returns the tensors of a batch there; this policy needs no words of the task."""
+    return {
+        name: value.to(device, non_blocking=True)
+        for name, value in batch.items()
+        if isinstance(value, torch.Tensor)
+    }
 
 
 def loss_of(policy: Policy, batch: Batch, cameras: Sequence[str]) -> torch.Tensor:
     """Returns the mean distance to the actions that the episode has."""
-    pictures = torch.stack([batch[f"observation.images.{camera}"] for camera in cameras], dim=1)
+    pictures = torch.stack([batch[camera] for camera in cameras], dim=1)
     actions = policy(pictures.float() / 255, batch["observation.state"])
     distances = nn.functional.l1_loss(actions, batch["action"], reduction="none")
     return (distances * ~batch["action_is_pad"][..., None]).mean()
@@ -125,8 +187,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     make_episodes(folder, count=options.episodes, frames=options.frames)
     torch.manual_seed(options.seed)
     device = torch.device(options.device)
-    cameras = CAMERAS[: options.cameras]
-    dataset = Episodes(folder, cameras=cameras, chunk=CHUNK)
+    cameras = [video_key(camera) for camera in CAMERAS[: options.cameras]]
+    chunk = [number / FRAMES_PER_SECOND for number in range(CHUNK)]
+    dataset = Episodes(folder, delta_timestamps={"action": chunk}, cameras=cameras)
     if len(dataset) < options.batch_size:
         least = f"--batch-size {options.batch_size}"
         raise SystemExit(f"{folder} has {len(dataset)} frames: fewer than {least}")

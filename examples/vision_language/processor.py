@@ -1,9 +1,11 @@
-"""A processor of pictures and text, as vision-language models have one; it is the collate function.
+"""A processor of pictures and text, called as those of Hugging Face are.
 
-Like Qwen-VL's: a picture keeps its shape and is resized to a whole number of patches; each patch is
-a token of the text, which is padded to the longest of the batch.
+Like Qwen-VL's: a picture keeps its shape and is resized to a whole number of patches; the text has
+a placeholder for each picture, which becomes a token for each of its patches; texts are padded to
+the longest. Its tokenizer knows bytes, so that nothing has to be downloaded.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -12,42 +14,61 @@ from PIL import Image
 
 PATCH = 28
 PATCH_NUMBERS = 3 * PATCH * PATCH
-# Of the text: bytes, and four more.
+# Tokens: bytes, and four more.
 PAD, PICTURE, USER, ASSISTANT = 256, 257, 258, 259
 VOCABULARY = 260
-# Of a label that the loss leaves out.
-IGNORED = -100
+_SPECIAL = {"<|image|>": PICTURE, "<|user|>": USER, "<|assistant|>": ASSISTANT}
+_SPLIT = re.compile("|".join(map(re.escape, _SPECIAL)).join("()"))
 _MEAN = np.array((0.481, 0.458, 0.408), np.float32)
 _STD = np.array((0.269, 0.261, 0.276), np.float32)
 
-Document = Mapping[str, object]
+Message = Mapping[str, object]
 
 
 class Processor:
-    """Makes a batch of documents: token numbers, labels, and the patches of all pictures.
+    """Makes a batch of texts and pictures: token numbers, and the patches of all pictures.
 
     Args:
         max_patches: Of a picture.
-        max_tokens: Of a document; what is beyond is cut.
     """
 
-    def __init__(self, *, max_patches: int, max_tokens: int) -> None:
-        self.max_patches = max_patches
-        self.max_tokens = max_tokens
+    pad_token_id = PAD
+    image_token_id = PICTURE
 
-    def __call__(self, documents: Sequence[Document]) -> dict[str, torch.Tensor]:
-        tokens, labels, patches = [], [], []
-        for document in documents:
-            pictures = [self.patches_of(picture) for picture in document["pictures"]]
-            numbers, wanted = self.tokens_of(document, [len(part) for part in pictures])
-            tokens.append(numbers)
-            labels.append(wanted)
-            patches.extend(pictures)
-        ids = padded(tokens, PAD)
+    def __init__(self, *, max_patches: int) -> None:
+        self.max_patches = max_patches
+
+    def apply_chat_template(self, messages: Sequence[Message]) -> str:
+        """Returns a conversation as one text."""
+        words = []
+        for message in messages:
+            words.append(f"<|{message['role']}|>")
+            words += [part.get("text", "<|image|>") for part in message["content"]]
+        return "".join(words)
+
+    def __call__(
+        self, *, text: Sequence[str], images: Sequence[Sequence[Image.Image]], max_length: int
+    ) -> dict[str, torch.Tensor]:
+        """Returns input_ids, attention_mask and pixel_values.
+
+        Args:
+            text: With a placeholder for each picture.
+            images: Of each text.
+            max_length: Tokens of a text; what is beyond is cut.
+
+        Raises:
+            ValueError: If pictures would be cut off.
+        """
+        rows: list[torch.Tensor] = []
+        patches: list[np.ndarray] = []
+        for words, pictures in zip(text, images, strict=True):
+            of_text = [self.patches_of(picture) for picture in pictures]
+            rows.append(torch.tensor(tokens_of(words, of_text, max_length=max_length)))
+            patches.extend(of_text)
+        ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PAD)
         return {
             "input_ids": ids,
             "attention_mask": ids != PAD,
-            "labels": padded(labels, IGNORED),
             "pixel_values": torch.from_numpy(np.concatenate(patches)),
         }
 
@@ -67,22 +88,19 @@ class Processor:
         rows = max(1, min(int(height * scale), self.max_patches // columns))
         return columns, rows
 
-    def tokens_of(self, document: Document, sizes: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Returns a document's tokens and labels; only the answer is learned.
 
-        Raises:
-            ValueError: If the pictures alone are more than `max_tokens`.
-        """
-        question = [USER, *[PICTURE] * sum(sizes), *str(document["question"]).encode(), ASSISTANT]
-        if len(question) > self.max_tokens:
-            raise ValueError(f"a question has {len(question)} tokens: more than {self.max_tokens}")
-        answer = [*str(document["answer"]).encode(), USER]
-        numbers = question + answer
-        labels = [IGNORED] * len(question) + answer
-        return numbers[: self.max_tokens], labels[: self.max_tokens]
-
-
-def padded(rows: Sequence[Sequence[int]], filler: int) -> torch.Tensor:
-    """Returns the rows as one tensor, filled up to the longest."""
-    tensors = [torch.tensor(row) for row in rows]
-    return torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True, padding_value=filler)
+def tokens_of(text: str, pictures: Sequence[np.ndarray], *, max_length: int) -> list[int]:
+    """Returns a text's tokens, with one for each patch of its pictures in their places."""
+    left = iter(pictures)
+    tokens: list[int] = []
+    for words in _SPLIT.split(text):
+        special = _SPECIAL.get(words)
+        if special == PICTURE:
+            tokens += [PICTURE] * len(next(left))
+        elif special is not None:
+            tokens.append(special)
+        else:
+            tokens += words.encode()
+    if PICTURE in tokens[max_length:]:
+        raise ValueError(f"the pictures of a text are beyond its {max_length} tokens")
+    return tokens[:max_length]

@@ -1,8 +1,8 @@
 """Trains a small vision-language model: documents of two pictures, a question and an answer.
 
 A plain PyTorch script without a line of stoker's: `python examples/vision_language/train.py`. The
-dataset decodes the pictures; the processor, which resizes, cuts, tokenises and pads, is the
-collate function, as in most fine-tuning scripts.
+dataset decodes the pictures; the collate function calls the processor, which resizes, cuts,
+tokenises and pads, as in most fine-tuning scripts.
 """
 
 import argparse
@@ -14,12 +14,14 @@ from pathlib import Path
 import torch
 from make_documents import make_documents
 from PIL import Image
-from processor import IGNORED, PATCH_NUMBERS, PICTURE, VOCABULARY, Processor
+from processor import PATCH_NUMBERS, PICTURE, VOCABULARY, Processor
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 MAX_PATCHES = 64
 MAX_TOKENS = 384
+# Of a label that the loss leaves out.
+IGNORED = -100
 
 
 class Documents(Dataset):
@@ -40,6 +42,33 @@ class Documents(Dataset):
     def decoded(self, name: str) -> Image.Image:
         with Image.open(self.folder / name) as picture:
             return picture.convert("RGB")
+
+
+class Collate:
+    """Makes a batch of documents by the processor; all but padding and pictures is learned."""
+
+    def __init__(self, processor: Processor) -> None:
+        self.processor = processor
+
+    def __call__(self, documents: Sequence[dict[str, object]]) -> dict[str, torch.Tensor]:
+        texts = [self.processor.apply_chat_template(messages_of(each)) for each in documents]
+        images = [document["pictures"] for document in documents]
+        batch = self.processor(text=texts, images=images, max_length=MAX_TOKENS)
+        labels = batch["input_ids"].clone()
+        labels[labels == self.processor.pad_token_id] = IGNORED
+        labels[labels == self.processor.image_token_id] = IGNORED
+        return batch | {"labels": labels}
+
+
+def messages_of(document: dict[str, object]) -> list[dict[str, object]]:
+    """Returns a document as the conversation that a chat template reads."""
+    pictures = [{"type": "image"} for _ in document["pictures"]]
+    question = {"type": "text", "text": document["question"]}
+    answer = {"type": "text", "text": document["answer"]}
+    return [
+        {"role": "user", "content": [*pictures, question]},
+        {"role": "assistant", "content": [answer]},
+    ]
 
 
 class Model(nn.Module):
@@ -76,7 +105,7 @@ class Model(nn.Module):
 
 
 def loss_of(model: Model, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-    """Returns the mean loss of the answers' tokens."""
+    """Returns the mean loss of the tokens that are learned."""
     scores = model(batch["input_ids"], batch["pixel_values"])[:, :-1]
     wanted = batch["labels"][:, 1:]
     return nn.functional.cross_entropy(
@@ -118,7 +147,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         num_workers=options.workers,
         persistent_workers=options.workers > 0,
         pin_memory=device.type == "cuda",
-        collate_fn=Processor(max_patches=MAX_PATCHES, max_tokens=MAX_TOKENS),
+        collate_fn=Collate(Processor(max_patches=MAX_PATCHES)),
     )
     model = Model(width=options.width, layers=options.layers).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)

@@ -392,7 +392,8 @@ def memory_cause(
     words = f"{size(host.peak_bytes)} of {size(host.limit_bytes)}, {whose}, in use on {name}"
     others = _others_bytes(training, host)
     if others > _MOST_OF_IT * host.peak_bytes:
-        return f"{words}, {size(others)} of them by other programs{_felt(host)}"
+        whose = "by other programs, or by files in /dev/shm"
+        return f"{words}, {size(others)} of them {whose}{_felt(host)}"
     fixes: Sequence[Fix] = ()
     if profile:
         fixes = profile.memory_fixes

@@ -2,7 +2,10 @@
 
 import contextlib
 import os
+import subprocess
+import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +27,7 @@ BUDGET_SECONDS = 12.0
 BALLAST_MB = 150
 MEMORY_FIXES = {
     *("copied_objects", "growing_cache", "growing_worker", "growing_trainer"),
-    *("prefetch_factor", "fewer_workers", "page_cache", "swap"),
+    *("prefetch_factor", "fewer_workers", "page_cache", "swap", "memory_files"),
 }
 
 
@@ -90,7 +93,12 @@ MANY = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 25_000
     [
         ("list of paths", "ListOfPaths.paths, a list of", "one NumPy array of bytes"),
         ("dict of objects", "DictOfObjects.annotations, a dict of", "NumPy array, tensor or table"),
-        # All four are named, with what helps: tests/unit/test_profile_memory.py.
+        ("columns of paths", "ColumnsOfPaths.columns['path'], a list of", "NumPy array, tensor or"),
+        # All are named, with what helps: tests/unit/test_profile_memory.py.
+        pytest.param(
+            *("catalog of texts", "Catalog.texts, a list of", "NumPy array, tensor or table"),
+            marks=pytest.mark.soak,
+        ),
         pytest.param(
             *("list of dicts", "ListOfDicts.rows, a list of", "NumPy array, tensor or table"),
             marks=pytest.mark.soak,
@@ -173,6 +181,7 @@ def test_a_leak_in_c_is_named_with_the_epoch_that_it_ends_in(begin):
         ("losses", "losses in train() (list) keeps a Tensor with its graph", "loss.item()"),
         ("total", "total in train() is a sum of tensors, each with its graph", "loss.item()"),
         ("attribute", "History.outputs['train'] (list) keeps a Tensor of each", "(.item())"),
+        ("scores", "scores in train() (list) keeps 20", "keep a sum or a mean of it"),
         pytest.param(
             *("joined", "joined in train() (Tensor) becomes longer with each step", "its mean"),
             marks=pytest.mark.soak,
@@ -189,8 +198,9 @@ def test_what_the_loop_keeps_of_each_step_is_named(begin, keeps, cause, fix):
     assert fix in text
 
 
-def test_a_loop_that_keeps_numbers_is_no_finding(begin):
-    profile = begin("plain", samples=MANY, width=2000, keeps="numbers").profile()
+@pytest.mark.parametrize("keeps", ["numbers", "warm-up"])
+def test_a_loop_that_keeps_numbers_or_its_first_steps_is_no_finding(begin, keeps):
+    profile = begin("plain", samples=MANY, width=2000, keeps=keeps).profile()
     assert memory_fixes(profile) == {}
     assert "memory" not in states_of(profile)
 
@@ -227,6 +237,70 @@ def test_workers_that_take_the_memory_near_its_limit_are_named(begin):
     assert "num_workers=2" in memory_fixes(profile)["fewer_workers"]
     assert "the container's limit, are in use; four loader workers" in states_of(profile)["memory"]
     assert profile.states[0].id == "memory"
+
+
+OTHER = """
+import sys
+held = bytearray(b"1") * 700_000_000
+sys.stdin.read()
+"""
+
+
+@contextlib.contextmanager
+def other_program(group: MemoryGroup) -> Iterator[None]:
+    """A program in a group, which holds 700 MB there, as a notebook in a container does."""
+    join = f"echo $$ > {group.folder}/cgroup.procs; exec {sys.executable} -c '{OTHER}'"
+    process = subprocess.Popen(["sh", "-c", join], stdin=subprocess.PIPE)
+    try:
+        until(lambda: group.held_bytes() > 7e8, what="the other program holds what it holds")
+        yield
+    finally:
+        process.communicate()
+
+
+def profile_near_limit(profiled: Profiled, group: MemoryGroup, *, processes: int) -> Profile:
+    """Returns a profile in which memory is short while the steps run as they are.
+
+    Args:
+        profiled: Its processes are in the group.
+        group: Has no limit yet.
+        processes: Of the group, once all workers run.
+    """
+    until(lambda: group.num_processes() >= processes, what="all workers have begun")
+    until(lambda: is_steady(group), what="all processes hold what they hold")
+    group.limit(int(1.06 * group.held_bytes()))
+    until(profiled.has_looked, what="the steps as they are have ended")
+    group.limit(UNLIMITED)
+    profile = profiled.profile()
+    assert group.num_kills() == 0
+    return profile
+
+
+@pytest.mark.alone
+def test_another_program_of_the_container_is_named_and_no_loader(begin):
+    with memory_limit() as group, other_program(group):
+        profiled = begin("plain", budget=3 * BUDGET_SECONDS, group=group.folder)
+        profile = profile_near_limit(profiled, group, processes=4)
+    assert "of them by other programs, most of it by python" in states_of(profile)["memory"]
+    assert memory_fixes(profile) == {}
+    assert profile.memory is not None
+    assert profile.memory.group_others_bytes == pytest.approx(7e8, rel=0.05)
+
+
+@pytest.mark.alone
+def test_files_that_a_script_copies_to_memory_are_named(begin):
+    copy = Path(f"/dev/shm/stoker-copy-{os.getpid()}")
+    try:
+        with memory_limit() as group:
+            asked = {"group": group.folder, "copied_to": copy}
+            profiled = begin("plain", budget=3 * BUDGET_SECONDS, **asked)
+            profile = profile_near_limit(profiled, group, processes=3)
+            copy.unlink()
+    finally:
+        copy.unlink(missing_ok=True)
+    text = memory_fixes(profile)["memory_files"]
+    assert text.startswith("700 MB of files are in /dev/shm, which is memory: delete those that")
+    assert "700 MB of files are in /dev/shm" in states_of(profile)["memory"]
 
 
 @pytest.mark.root
@@ -269,9 +343,9 @@ def test_files_that_do_not_fit_into_the_page_cache_are_named(begin, tmp_path):
     assert "a second are read again that the page cache had just thrown out" in text
 
 
-@pytest.mark.parametrize("case", ["one array", "one tensor"])
-def test_arrays_and_tensors_are_no_finding(begin, case):
-    profile = begin(case, samples=MANY, width=64).profile()
+@pytest.mark.parametrize("case", ["one array", "one tensor", "bounded cache"])
+def test_arrays_tensors_and_a_cache_that_ends_are_no_finding(begin, case):
+    profile = begin(case, samples=MANY, width=64, persistent="yes").profile()
     assert memory_fixes(profile) == {}
     assert "memory" not in states_of(profile)
 

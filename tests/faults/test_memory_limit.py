@@ -1,11 +1,14 @@
 """Runs in a control group with a limit of memory: less waits there, and what is killed is named."""
 
 import json
+import mmap
 import os
 import random
 import shlex
 import sys
 import zlib
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +18,7 @@ import pytest
 
 from support.limited_script import Samples
 from support.memory_limit import MemoryGroup, memory_limit
-from support.processes import ran
+from support.processes import ran, until
 
 pytestmark = [pytest.mark.fault, pytest.mark.root, pytest.mark.timeout(300)]
 
@@ -31,10 +34,23 @@ MAX_BYTES = 2000 * MB
 
 
 class LimitedRun:
-    """A run of `stoker train` whose hosts are all in one group."""
+    """A run of `stoker train` whose hosts are all in one group.
+
+    Args:
+        folder: Is made, for its files.
+        group: What it runs in.
+        script: Arguments of the script.
+        data_workers: Of the one data host.
+        meanwhile: Is called in a thread while it runs.
+    """
 
     def __init__(
-        self, folder: Path, group: MemoryGroup, *script: object, data_workers: int = DATA_WORKERS
+        self,
+        folder: Path,
+        group: MemoryGroup,
+        *script: object,
+        data_workers: int = DATA_WORKERS,
+        meanwhile: Callable[[Path], None] | None = None,
     ) -> None:
         folder.mkdir()
         command = [sys.executable, "-m", "stoker.cli", "train", "--group", "dnn=local.c1:1"]
@@ -43,7 +59,11 @@ class LimitedRun:
         command += ["--", "python", str(SCRIPT), *map(str, script)]
         joined = f"echo $$ > {shlex.quote(str(group.folder / 'cgroup.procs'))} && exec "
         words = ["sh", "-c", joined + shlex.join(command)]
-        done = ran(words, cwd=folder, env=dict(os.environ), timeout=250)
+        with ThreadPoolExecutor() as pool:
+            change = meanwhile and pool.submit(meanwhile, folder)
+            done = ran(words, cwd=folder, env=dict(os.environ), timeout=250)
+        if change:
+            change.result()
         self.output = done.stdout + done.stderr
         self.logs = "".join(path.read_text(errors="replace") for path in folder.rglob("*.log"))
         print(self.output[-3000:], self.logs[-3000:])
@@ -73,6 +93,80 @@ def test_a_run_whose_batches_need_more_than_the_limit_survives_and_says_so(tmp_p
     assert min(host["least_share"] for host in run.memory) < 0.1
     assert "memory was short: " in run.output
     assert "batches that wait were lowered to " in run.output
+
+
+def least_share(run: LimitedRun) -> float:
+    return min(float(host["least_share"]) for host in run.memory)
+
+
+def test_the_limit_of_a_group_around_it_counts(tmp_path, usual_bytes):
+    # As of a pod whose container has no limit.
+    with memory_limit(usual_bytes + 25 * BATCH_MB * MB) as pod, pod.child() as container:
+        run = LimitedRun(tmp_path / "run", container, BATCHES, BATCH_MB, 0.2)
+        assert container.num_kills() == 0
+    assert f"seen {4 * BATCHES}" in run.output
+    assert "its memory limit, are in use" in run.logs
+    assert least_share(run) < 0.1
+
+
+def test_a_limit_that_is_set_while_it_runs_counts(tmp_path, usual_bytes):
+    with memory_limit() as group:
+
+        def set_limit(folder: Path) -> None:
+            # Batches are made, and fewer than may wait.
+            until(lambda: group.held_bytes() > usual_bytes, what="batches wait", seconds=120)
+            group.limit(group.held_bytes() + 15 * BATCH_MB * MB)
+
+        run = LimitedRun(tmp_path / "run", group, BATCHES, BATCH_MB, 0.2, meanwhile=set_limit)
+        assert group.num_kills() == 0
+    assert f"seen {4 * BATCHES}" in run.output
+    assert "memory_short" in run.logs
+    assert least_share(run) < 0.2
+
+
+def test_fewer_batches_wait_before_the_kernel_slows_the_group(tmp_path, usual_bytes):
+    with memory_limit() as group:
+        group.set_of_v2("memory.high", usual_bytes + 25 * BATCH_MB * MB)
+        run = LimitedRun(tmp_path / "run", group, BATCHES, BATCH_MB, 0.2)
+        events = group.events()
+    assert f"seen {4 * BATCHES}" in run.output
+    assert "its memory.high, are in use" in run.logs
+    assert "so that the kernel slows no process" in run.logs
+    assert least_share(run) < 0.1
+    print(events)
+
+
+def test_a_container_that_is_killed_as_a_whole_is_said_to_be(tmp_path, usual_bytes):
+    with memory_limit(usual_bytes + 25 * BATCH_MB * MB) as group:
+        group.set_of_v2("memory.oom.group", 1)
+        run = LimitedRun(tmp_path / "run", group, BATCHES, BATCH_MB, 0.2)
+        assert group.num_kills() == 0
+    assert f"seen {4 * BATCHES}" in run.output
+    assert "the kernel does not kill the whole container (memory.oom.group)" in run.logs
+
+
+def test_files_in_the_page_cache_are_not_in_use(tmp_path, usual_bytes):
+    room = 700 * MB
+    file = tmp_path / "data"
+    with memory_limit(usual_bytes + room) as group:
+
+        def fill_page_cache(folder: Path) -> None:
+            join_and_read = f"echo $$ > {group.folder}/cgroup.procs; cat {file} {file} > /dev/null"
+            assert ran(["sh", "-c", join_and_read]).returncode == 0
+
+        with file.open("wb") as opened:
+            for _ in range(2 * room // MB):
+                opened.write(os.urandom(mmap.PAGESIZE) * (MB // mmap.PAGESIZE))
+            os.fsync(opened.fileno())
+            os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        run = LimitedRun(tmp_path / "run", group, 20, 1, 0.05, meanwhile=fill_page_cache)
+        # The kernel had no room left but by dropping files.
+        assert group.peak_bytes() > 0.98 * (usual_bytes + room)
+        assert group.num_kills() == 0
+    assert "seen 80" in run.output
+    assert "memory_short" not in run.logs
+    assert least_share(run) == 1
+    assert "memory was short" not in run.output
 
 
 def test_a_worker_that_the_kernel_kills_is_named_and_counted(tmp_path, usual_bytes):

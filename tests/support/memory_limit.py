@@ -22,14 +22,28 @@ class MemoryGroup:
 
     def __init__(self, folder: Path, *, is_v2: bool) -> None:
         self.folder = folder
-        self._is_v2 = is_v2
+        self.is_v2 = is_v2
+
+    @contextlib.contextmanager
+    def child(self) -> Iterator["MemoryGroup"]:
+        """Yields a group in this one, without a limit; only processes of the child may be here."""
+        if self.is_v2:
+            (self.folder / "cgroup.subtree_control").write_text("+memory")
+        with _folder(self.folder / "child") as folder:
+            yield MemoryGroup(folder, is_v2=self.is_v2)
+
+    def set_of_v2(self, name: str, value: int) -> None:
+        """Sets what only version 2 has, such as `memory.high`; skips the test with version 1."""
+        if not self.is_v2:
+            pytest.skip(f"version 1 of control groups has no {name}")
+        (self.folder / name).write_text(str(value))
 
     def limit(self, num_bytes: int) -> None:
         """Sets the limit; where more is in use, blocks until so much is swapped out or dropped."""
         until(lambda: self._is_limited(num_bytes), what="the limit is set")
 
     def _is_limited(self, num_bytes: int) -> bool:
-        name = "memory.max" if self._is_v2 else "memory.limit_in_bytes"
+        name = "memory.max" if self.is_v2 else "memory.limit_in_bytes"
         try:
             (self.folder / name).write_text(str(num_bytes))
         except OSError as err:
@@ -43,20 +57,27 @@ class MemoryGroup:
         """Returns what is in use without files in the page cache."""
         stat = dict(line.split() for line in self._read("memory.stat").splitlines())
         files = ("inactive_file", "active_file")
-        used = self._read("memory.current" if self._is_v2 else "memory.usage_in_bytes")
+        used = self._read("memory.current" if self.is_v2 else "memory.usage_in_bytes")
         return int(used) - sum(int(stat[name]) for name in files)
 
     def peak_bytes(self) -> int:
         """Returns what was in use at most; skips the test where the kernel does not tell."""
-        name = "memory.peak" if self._is_v2 else "memory.max_usage_in_bytes"
+        name = "memory.peak" if self.is_v2 else "memory.max_usage_in_bytes"
         if not (self.folder / name).exists():
             pytest.skip(f"this kernel has no {name}")
         return int(self._read(name))
 
+    def num_processes(self) -> int:
+        return len(self._read("cgroup.procs").split())
+
     def num_kills(self) -> int:
-        name = "memory.events" if self._is_v2 else "memory.oom_control"
-        counts = dict(line.split() for line in self._read(name).splitlines())
-        return int(counts["oom_kill"])
+        return self.events()["oom_kill"]
+
+    def events(self) -> dict[str, int]:
+        """Returns how often limits were passed, as the kernel counts, by its names."""
+        name = "memory.events" if self.is_v2 else "memory.oom_control"
+        pairs = [line.split() for line in self._read(name).splitlines()]
+        return {event: int(number) for event, number in pairs}
 
     def _read(self, name: str) -> str:
         return (self.folder / name).read_text()
@@ -69,16 +90,26 @@ def memory_limit(num_bytes: int = UNLIMITED) -> Iterator[MemoryGroup]:
     folder = (
         _ROOT if is_v2 else _ROOT / "memory"
     ) / f"stoker-memory-{os.getpid()}-{next(_NUMBERS)}"
-    try:
-        if is_v2 and "memory" not in (_ROOT / "cgroup.subtree_control").read_text().split():
+    if is_v2 and "memory" not in (_ROOT / "cgroup.subtree_control").read_text().split():
+        with contextlib.suppress(OSError):
             (_ROOT / "cgroup.subtree_control").write_text("+memory")
+    with _folder(folder):
+        if not (folder / "memory.stat").exists():
+            pytest.skip("this machine has no control groups for memory")
+        group = MemoryGroup(folder, is_v2=is_v2)
+        group.limit(num_bytes)
+        yield group
+
+
+@contextlib.contextmanager
+def _folder(folder: Path) -> Iterator[Path]:
+    """Makes a group's folder, and removes it once its processes have ended."""
+    try:
         folder.mkdir()
     except OSError as err:
         pytest.skip(f"cannot make a control group: {err}")
-    group = MemoryGroup(folder, is_v2=is_v2)
     try:
-        group.limit(num_bytes)
-        yield group
+        yield folder
     finally:
         until(lambda: not (folder / "cgroup.procs").read_text(), what="the group is empty")
         folder.rmdir()

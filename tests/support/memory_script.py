@@ -3,8 +3,9 @@
 Arguments: name=value pairs. case: what the dataset holds or leaks, one of CASES; samples: of an
 epoch; workers; batch; prefetch; persistent (yes); group: a control group to join first; epochs;
 ballast_mb: what each worker holds; file: what is read, once at the start with read_first (yes);
-keeps: what the loop keeps of each step: losses, total, attribute, joined or numbers; collate
-(keeps); waits_for: a file, for which the loop waits once, when all workers hold what they hold.
+keeps: what the loop keeps of each step: losses, total, attribute, joined, scores or numbers, or of
+its first steps alone: warm-up; collate (keeps); waits_for: a file, for which the loop waits once,
+when all workers hold what they hold; copied_to: a file, to which 700 MB are written at the start.
 """
 
 import collections
@@ -27,6 +28,9 @@ LIBC.malloc.restype = ctypes.c_void_p
 LIBC.malloc.argtypes = [ctypes.c_size_t]
 LIBC.memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
 LEAKED_BYTES = 20_000
+KEPT_FIRST = 200
+WARM_UP_STEPS = 50
+COPIED_BYTES = 700_000_000
 # Early: a profile counts later steps.
 WAITING_STEP = 5
 
@@ -79,6 +83,34 @@ class Annotation:
         self.label = number
 
 
+class ColumnsOfPaths(Samples):
+    """Keeps a list for each column in one dictionary, with paths of pathlib."""
+
+    def __init__(self, asked: dict[str, str]) -> None:
+        super().__init__(asked)
+        self.columns = {"path": [Path(name_of(number)) for number in range(self.length)]}
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((self.width,), float(len(self.columns["path"][index].name)))
+
+
+class Catalog:
+    """What a library for annotations keeps of its file."""
+
+    def __init__(self, length: int) -> None:
+        self.texts = [(name_of(number), f"a picture of {number}") for number in range(length)]
+
+
+class CatalogOfTexts(Samples):
+    def __init__(self, asked: dict[str, str]) -> None:
+        super().__init__(asked)
+        self.annotations = Catalog(self.length)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        name, text = self.annotations.texts[index]
+        return torch.full((self.width,), float(len(name) + len(text)))
+
+
 class DictOfObjects(Samples):
     def __init__(self, asked: dict[str, str]) -> None:
         super().__init__(asked)
@@ -126,6 +158,20 @@ class GrowingList(Samples):
     def __getitem__(self, index: int) -> torch.Tensor:
         self.seen.append(torch.full((self.width,), float(index)))
         return self.seen[-1]
+
+
+class BoundedCache(Samples):
+    """Keeps the first samples that it has made, as of a validation, and no more."""
+
+    def __init__(self, asked: dict[str, str]) -> None:
+        super().__init__(asked)
+        self.first: dict[int, torch.Tensor] = {}
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        made = torch.full((self.width,), float(index))
+        if len(self.first) < KEPT_FIRST:
+            self.first[index] = made.clone()
+        return made
 
 
 KEPT_BY_ALL: dict[int, torch.Tensor] = {}
@@ -234,6 +280,8 @@ CASES = {
     "list of paths": ListOfPaths,
     "list of dicts": ListOfDicts,
     "dict of objects": DictOfObjects,
+    "columns of paths": ColumnsOfPaths,
+    "catalog of texts": CatalogOfTexts,
     "object column": ObjectColumn,
     "lru_cache": CachedGetitem,
     "own cache": OwnCache,
@@ -243,6 +291,7 @@ CASES = {
     "reads ballast": ReadsBallast,
     "leak in C": LeakInC,
     "more than the page cache": ReadsFiles,
+    "bounded cache": BoundedCache,
     "plain": Samples,
     "one array": OneArray,
     "one tensor": OneTensor,
@@ -254,6 +303,10 @@ def main() -> None:
     asked = dict(word.split("=", 1) for word in [*DEFAULTS.split(), *sys.argv[1:]])
     if "group" in asked:
         Path(asked["group"], "cgroup.procs").write_text(str(os.getpid()))
+    if "copied_to" in asked:
+        with open(asked["copied_to"], "wb") as file:
+            for _ in range(COPIED_BYTES // 1_000_000):
+                file.write(bytes(1_000_000))
     torch.set_num_threads(1)
     dataset = CASES[asked["case"]](asked)
     workers = int(asked["workers"])
@@ -286,6 +339,7 @@ def train(loader: DataLoader[torch.Tensor], asked: dict[str, str]) -> None:
     optimizer = torch.optim.SGD([weight], lr=0.1)
     keeps, history = asked.get("keeps"), History()
     losses: list[torch.Tensor | float] = []
+    scores: list[float] = []
     total, joined = torch.zeros(()), torch.zeros(0)
     steps = itertools.count(1)
     for _ in range(int(asked["epochs"])):
@@ -296,7 +350,7 @@ def train(loader: DataLoader[torch.Tensor], asked: dict[str, str]) -> None:
             optimizer.zero_grad()
             outputs = (weight * batch).exp()
             loss = outputs.mean()
-            if keeps in (None, "numbers"):
+            if keeps in (None, "numbers", "scores", "warm-up"):
                 loss.backward()
                 optimizer.step()
             if keeps == "losses":
@@ -307,6 +361,10 @@ def train(loader: DataLoader[torch.Tensor], asked: dict[str, str]) -> None:
                 history.outputs["train"].append(outputs.detach())
             if keeps == "joined":
                 joined = torch.cat([joined, outputs.detach().reshape(-1)[:10_000]])
+            if keeps == "scores":
+                scores.extend(outputs.detach().reshape(-1)[:20_000].tolist())
+            if keeps == "warm-up" and len(history.outputs["first"]) < WARM_UP_STEPS:
+                history.outputs["first"].append(torch.ones(1_000_000))
             if keeps == "numbers":
                 losses.append(loss.item())
 

@@ -73,6 +73,14 @@ def test_the_most_loaded_rank_is_within_five_percent_of_the_mean_where_lengths_a
         assert max(loads) <= max(1.05 * mean, 1.02 * least), seed
 
 
+@pytest.mark.parametrize("num_ranks", [2, 4, 8])
+def test_lengths_that_are_cut_as_texts_are_within_a_tenth_of_a_percent(num_ranks):
+    for seed in range(100):
+        costs = [min(cost, 10_000) for cost in pareto(num_ranks * 16, seed=seed)]
+        loads = loads_of(deal(costs, num_ranks=num_ranks), costs)
+        assert max(loads) <= 1.001 * sum(costs) / num_ranks, seed
+
+
 def drawn_lengths(kind: str, count: int, *, seed: int) -> list[int]:
     drawn = random.Random(seed)
     one = {

@@ -1,4 +1,4 @@
-"""Memory of control groups of version 2, whose files have what the kernel.s documentation lists."""
+"""Memory of control groups of version 2, whose files have what the kernel's documentation lists."""
 
 import psutil
 import pytest
@@ -6,7 +6,7 @@ import pytest
 from stoker import doctor
 from stoker.feed.memory_guard import MemoryGuard, killed_words
 from stoker.host import machine, memory_usage
-from stoker.host.memory_usage import MemoryUse, memory_use, memory_uses, paging
+from stoker.host.memory_usage import MemoryUse, group_shared_bytes, memory_use, memory_uses, paging
 from stoker.profile.loader_phases import room_for_batches
 
 GIB = 1 << 30
@@ -77,7 +77,7 @@ class Groups:
         monkeypatch.setattr(machine, "MEMBERSHIP", self._membership)
         monkeypatch.setattr(memory_usage, "_MEMINFO", folder / "meminfo")
 
-    def add(self, path, *, limit="max", high="max", current, kills=0, **sizes):
+    def add(self, path, *, limit="max", high="max", current, kills=0, together=0, **sizes):
         folder = self._root / path
         folder.mkdir(parents=True, exist_ok=True)
         files = {
@@ -87,6 +87,7 @@ class Groups:
             "memory.min": 0,
             "memory.current": current,
             "memory.peak": current,
+            "memory.oom.group": together,
             "memory.swap.max": "max",
             "memory.swap.current": 0,
             "memory.events": f"low 0\nhigh 12\nmax 40\noom 3\noom_kill {kills}\noom_group_kill 0",
@@ -142,6 +143,22 @@ def test_fewer_batches_wait_before_the_kernel_slows_and_the_words_say_which_limi
     assert "so that the kernel slows no process" in words
 
 
+def test_the_words_say_that_the_whole_container_would_be_killed(groups):
+    # As Kubernetes sets it, from 1.28 on.
+    groups.add("pod", current=int(7.6 * GIB), limit=16 * GIB)
+    groups.add("pod/main", limit=8 * GIB, current=int(7.6 * GIB), together=1)
+    words = MemoryGuard(max_bytes=4 * GIB).tick(100.0, waiting_bytes=4 * GIB)
+    assert "so that the kernel does not kill the whole container (memory.oom.group); give" in words
+    assert "at which the kernel kills the whole container" in doctor.memory_check().text
+
+
+def test_where_one_process_is_killed_the_words_say_so(groups):
+    groups.add("pod/main", limit=8 * GIB, current=int(7.6 * GIB))
+    words = MemoryGuard(max_bytes=4 * GIB).tick(100.0, waiting_bytes=4 * GIB)
+    assert "so that no process is killed; give" in words
+    assert "container" not in doctor.memory_check().text
+
+
 def test_files_and_kernel_memory_that_the_kernel_drops_are_not_in_use(groups):
     # A data set of millions of small files: their inodes and names are counted as used.
     groups.add(
@@ -162,6 +179,7 @@ def test_files_and_kernel_memory_that_the_kernel_drops_are_not_in_use(groups):
 def test_batches_in_shared_memory_are_in_use(groups):
     groups.add("train.service", limit=8 * GIB, current=7 * GIB, file=5 * GIB, shmem=5 * GIB)
     assert memory_uses()[0].used_bytes == 7 * GIB
+    assert group_shared_bytes() == 5 * GIB
 
 
 @pytest.mark.parametrize("path", ["", "pod/main"])

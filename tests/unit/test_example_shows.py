@@ -114,30 +114,42 @@ def test_each_change_of_randaugment_keeps_a_pictures_size(example):
 def test_a_frame_of_a_robots_video_is_the_one_of_its_joints(example, tmp_path):
     script = example("robot_episodes")
     maker = example("robot_episodes", "make_episodes")
-    maker.make_episodes(tmp_path / "episodes", count=1, frames=9)
-    data = script.Episodes(tmp_path / "episodes", cameras=("top", "side"), chunk=4)
+    maker.make_episodes(tmp_path / "episodes", count=2, frames=9)
+    cameras = ["observation.images.top", "observation.images.side"]
+    # Two frames of a camera, as policies with a history read them.
+    deltas = {"action": [0.0, 1 / 30, 2 / 30, 3 / 30], cameras[1]: [-2 / 30, 0.0]}
+    data = script.Episodes(tmp_path / "episodes", delta_timestamps=deltas, cameras=cameras)
+    assert len(data) == 18
     for index in range(len(data)):
         sample = data[index]
-        state = sample["observation.state"].numpy()
-        for view, camera in ((0, "top"), (2, "side")):
-            red = sample[f"observation.images.{camera}"].float()
-            rows, columns = np.nonzero((red[0] > 200).numpy())
+        assert sample["episode_index"] == index // 9
+        assert sample["frame_index"] == index % 9
+        before = max(index - 2, index // 9 * 9)
+        seen = [(index, 0, sample[cameras[0]])]
+        seen += [(at, 2, sample[cameras[1]][place]) for place, at in enumerate((before, index))]
+        for at, view, pixels in seen:
+            state = data.columns["observation.state"][at].numpy()
+            rows, columns = np.nonzero((pixels[0] > 200).numpy())
             x = (state[view] + 1) / 2 * (maker.WIDTH - 40) + 20
             y = (state[view + 1] + 1) / 2 * (maker.HEIGHT - 40) + 20
             assert (columns.mean(), rows.mean()) == pytest.approx((x, y), abs=2)
-    assert data[8]["action_is_pad"].tolist() == [True] * 4
+        assert sample[f"{cameras[1]}_is_pad"].tolist() == [index % 9 < 2, False]
+    assert data[8]["action_is_pad"].tolist() == [False, True, True, True]
     assert data[0]["action"].shape == (4, maker.JOINTS)
+    # The action of a frame is the state of the next one.
+    assert torch.equal(data[0]["action"][0], data[1]["observation.state"])
 
 
 def test_a_frame_beyond_the_video_is_refused(example, tmp_path):
     script = example("robot_episodes")
     example("robot_episodes", "make_episodes").make_episodes(tmp_path / "few", count=1, frames=3)
-    file = tmp_path / "few" / "episode-000-top.mp4"
+    (file,) = (tmp_path / "few" / "videos/observation.images.top").rglob("*.mp4")
     with pytest.raises(ValueError, match=r"no frame at 9\.000 s"):
-        script.decoded(file, 9.0)
+        script.decoded(file, np.array([9.0]))
 
 
-def test_a_processors_batch_has_a_token_for_each_patch_and_learns_the_answer(example):
+def test_a_processors_batch_has_a_token_for_each_patch_and_text_is_learned(example):
+    script = example("vision_language")
     processor = example("vision_language", "processor")
     from PIL import Image
 
@@ -146,11 +158,12 @@ def test_a_processors_batch_has_a_token_for_each_patch_and_learns_the_answer(exa
         {"pictures": pictures, "question": "What?", "answer": "a"},
         {"pictures": pictures[:1], "question": "What?", "answer": "a longer answer"},
     ]
-    batch = processor.Processor(max_patches=16, max_tokens=99)(documents)
+    batch = script.Collate(processor.Processor(max_patches=16))(documents)
     num_pictures = int((batch["input_ids"] == processor.PICTURE).sum())
     assert batch["pixel_values"].shape == (num_pictures, processor.PATCH_NUMBERS)
-    learned = [row[row != processor.IGNORED].tolist() for row in batch["labels"]]
-    assert [bytes(row[:-1]).decode() for row in learned] == ["a", "a longer answer"]
+    learned = [row[row != script.IGNORED].tolist() for row in batch["labels"]]
+    texts = [bytes(token for token in row if token < 256).decode() for row in learned]
+    assert texts == ["What?a", "What?a longer answer"]
     assert batch["attention_mask"].sum(1).tolist() == [
         int((row != processor.PAD).sum()) for row in batch["input_ids"]
     ]
@@ -159,12 +172,15 @@ def test_a_processors_batch_has_a_token_for_each_patch_and_learns_the_answer(exa
 @pytest.mark.parametrize("width", [1, 28, 300, 5000])
 @pytest.mark.parametrize("height", [1, 28, 300, 5000])
 def test_a_picture_of_any_shape_has_no_more_patches_than_allowed(example, width, height):
-    processor = example("vision_language", "processor").Processor(max_patches=16, max_tokens=99)
+    processor = example("vision_language", "processor").Processor(max_patches=16)
     columns, rows = processor.grid_of(width, height)
     assert 1 <= columns * rows <= 16
 
 
-def test_a_question_that_is_too_long_is_refused(example):
-    processor = example("vision_language", "processor").Processor(max_patches=4, max_tokens=8)
-    with pytest.raises(ValueError, match="more than 8"):
-        processor([{"pictures": [], "question": "What is it?", "answer": ""}])
+def test_pictures_that_would_be_cut_off_are_refused(example):
+    from PIL import Image
+
+    processor = example("vision_language", "processor").Processor(max_patches=4)
+    pictures = [Image.new("RGB", (99, 99))]
+    with pytest.raises(ValueError, match="beyond its 8 tokens"):
+        processor(text=["What is it? <|image|>"], images=[pictures], max_length=8)

@@ -1,7 +1,8 @@
 """What a loop keeps of each step: found by lengths, named as the script names it."""
 
+import gc
 import weakref
-from collections import defaultdict, deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +21,7 @@ class Epochs:
 
     def __init__(self) -> None:
         self.outputs: list[torch.Tensor] = []
+        self.by_step: dict[int, np.ndarray] = {}
 
 
 def watched(step: Callable[[torch.Tensor], object], *, grown: int = MB) -> list[Any]:
@@ -147,3 +149,43 @@ def test_an_allocators_lumps_are_growth():
 
 def test_few_looks_show_nothing():
     assert grown_per_step(looks(1, 2, 3, 4, 5)) is None
+
+
+@pytest.mark.parametrize(
+    ("keep", "container", "element", "count"),
+    [
+        (lambda kept, number: kept["all"].extend([number + 0.5] * 3000), "list", "float", 3000),
+        (lambda kept, number: kept["all"].append([number + 0.5] * 10_000), "list", "list", 1),
+        (lambda kept, number: kept["all"].append("x" * 100_000), "list", "str", 1),
+        (lambda kept, number: kept["by_step"].update({number: bytes(100_000)}), "dict", "bytes", 1),
+        (
+            lambda kept, number: kept["ordered"].update({number: bytes(100_000)}),
+            *("OrderedDict", "bytes", 1),
+        ),
+    ],
+)
+def test_what_is_kept_of_each_step_without_tensors_is_named(keep, container, element, count):
+    kept: dict[str, Any] = {"all": [], "by_step": {}, "ordered": OrderedDict()}
+    numbers = iter(range(10**6))
+    (found,) = watched(lambda loss: keep(kept, next(numbers)), grown=100_000)
+    assert (found.container, found.element) == (container, element)
+    assert found.count_per_step == pytest.approx(count, rel=0.05)
+    assert not found.has_graph
+
+
+def test_a_dictionary_of_arrays_in_an_attribute_is_named():
+    # The garbage collector of Python does not know it, as arrays refer to nothing.
+    epochs = Epochs()
+    numbers = iter(range(10**6))
+
+    def keep(loss: torch.Tensor) -> None:
+        epochs.by_step[next(numbers)] = np.full(1000, loss.item())
+
+    (kept,) = watched(keep)
+    assert not gc.is_tracked(epochs.by_step)
+    assert (kept.name, kept.container, kept.element) == ("Epochs.by_step", "dict", "ndarray")
+
+
+def test_numbers_that_are_little_of_what_a_step_adds_are_not_its_cause():
+    scores: list[float] = []
+    assert watched(lambda loss: scores.append(0.5), grown=100_000) == []

@@ -1,6 +1,8 @@
 """What a profile says of memory: what workers copy and grow by, and what of the dataset does it."""
 
 import os
+import tracemalloc
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -122,6 +124,119 @@ def test_collections_of_python_objects_are_named(case, name, container, element,
 @pytest.mark.parametrize("case", ["one array", "one tensor", "plain"])
 def test_arrays_and_tensors_are_no_python_objects(case):
     assert held_objects(dataset_of(case)) == ()
+
+
+class Row:
+    """An annotation with slots, as of a dataclass."""
+
+    __slots__ = ("label", "path")
+
+    def __init__(self, number: int) -> None:
+        self.path = f"/data/pictures/{number:09d}.jpeg"
+        self.label = number
+
+
+class Index:
+    """What a library for annotations keeps, behind a name that does not say so."""
+
+    def __init__(self) -> None:
+        self.rows = [str(number) for number in range(5000)]
+
+
+def columns(number: int = 5000) -> dict[str, list[str]]:
+    return {
+        "paths": [f"/data/{place:09d}.jpeg" for place in range(number)],
+        "texts": [f"a picture of {place}" for place in range(number)],
+    }
+
+
+def shards() -> list[list[str]]:
+    return [[f"{shard}-{row}" for row in range(900)] for shard in range(80)]
+
+
+PATHS_OF_ALL = [f"/data/{number:09d}.jpeg" for number in range(5000)]
+
+
+class OfTheModule:
+    def __getitem__(self, index: int) -> str:
+        return PATHS_OF_ALL[index]
+
+
+def with_closure() -> Any:
+    lines = [f"line {number}" for number in range(5000)]
+
+    class OfAClosure:
+        def __getitem__(self, index: int) -> str:
+            return lines[index]
+
+    return OfAClosure()
+
+
+@pytest.mark.parametrize(
+    ("dataset", "name", "element"),
+    [
+        (SimpleNamespace(table=columns()), "SimpleNamespace.table['paths']", "str"),
+        (SimpleNamespace(parts=list(columns().values())), "SimpleNamespace.parts[0]", "str"),
+        (SimpleNamespace(index=Index()), "Index.rows", "str"),
+        (OfTheModule(), "PATHS_OF_ALL", "str"),
+        (with_closure(), "lines", "str"),
+        ([{"path": str(number)} for number in range(5000)], "the dataset", "dict"),
+        (SimpleNamespace(shards=shards()), "SimpleNamespace.shards", "list"),
+    ],
+    ids=["dict of lists", "list of lists", "object", "module", "closure", "list", "shards"],
+)
+def test_python_objects_are_found_wherever_a_dataset_keeps_them(dataset, name, element):
+    first = held_objects(dataset)[0]
+    assert name in first.name
+    assert first.element == element
+
+
+def test_what_a_script_holds_beside_its_dataset_is_not_the_datasets():
+    names = [held.name for held in held_objects(with_closure())]
+    assert not any("PATHS_OF_ALL" in name for name in names)
+
+
+def real_bytes(make: Any) -> int:
+    """Returns the bytes that Python's own allocator gives what `make` returns."""
+    tracemalloc.start()
+    kept = make()
+    num_bytes, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert kept
+    return num_bytes
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: [Path(f"/data/pictures/{number:09d}.jpeg") for number in range(5000)],
+        lambda: [Row(number + 1000) for number in range(5000)],
+        lambda: [(f"/data/{number:09d}.jpeg", number + 1000) for number in range(5000)],
+        lambda: [[number + 1000 + place for place in range(500)] for number in range(1000)],
+        lambda: {f"key of {number}": f"value of {number}" for number in range(5000)},
+        lambda: [{"tokens": list(range(1000, 1300)), "of": str(row)} for row in range(1000)],
+    ],
+    ids=["paths", "slots", "tuples", "tokens", "dict of str", "dicts of tokens"],
+)
+def test_the_size_of_python_objects_is_what_they_take(make):
+    (held,) = held_objects(SimpleNamespace(rows=make()))
+    assert held.num_bytes == pytest.approx(real_bytes(make), rel=0.25)
+
+
+class Memo:
+    """What a decoder keeps of each file, behind an attribute of any name."""
+
+    def __init__(self) -> None:
+        self.decoded: dict[int, bytes] = {}
+
+
+def test_what_grows_in_an_object_of_any_name_is_named():
+    dataset = SimpleNamespace(decoder=Memo())
+    before = sizes_of(dataset)
+    for index in range(100):
+        dataset.decoder.decoded[index] = bytes(10)
+    (growing,) = grown_between(before, sizes_of(dataset), samples=100)
+    assert growing.name == "Memo.decoded"
 
 
 def test_the_dataset_within_a_subset_is_looked_at():
@@ -353,10 +468,13 @@ def test_other_programs_that_fill_the_machine_are_named_and_not_the_loader():
     text, fixes = findings_of(worker_bytes=30.0 * MB, worker_private_bytes=20.0 * MB, **full)
     assert "are in use, 760 MB of them by other programs" in text
     assert fixes == {}
-    # Of a group no other program takes memory.
+    # Of a group those count that were seen.
     text, _ = findings_of(limited_by="cgroup", **full)
     assert "other programs" not in text
     assert text
+    seen: dict[str, Any] = {"group_others_bytes": 700 * MB, "largest_other": "jupyter"}
+    text, _ = findings_of(limited_by="cgroup", **seen, **full)
+    assert "are in use, 700 MB of them by other programs, most of it by jupyter: end those" in text
     # The run's own processes are what fills it.
     text, fixes = findings_of(worker_bytes=280.0 * MB, worker_private_bytes=250.0 * MB, **full)
     assert "other programs" not in text
@@ -400,3 +518,25 @@ def test_growth_that_nothing_explains_is_said_where_it_is_more_than_an_allocator
 def test_a_loop_that_fills_the_memory_in_its_first_epoch_is_a_limit():
     text, _ = findings_of(kept=(LOSSES,), trainer_grown_bytes_per_step=6.0 * MB, **BELOW)
     assert "the trainer grows by 6.00 MB a step, 600 MB in an epoch; 1.00 GB" in text
+
+
+@pytest.mark.parametrize(("used", "is_named"), [(950, True), (500, False)])
+def test_files_in_memory_are_named_where_it_is_short(used, is_named):
+    files: dict[str, Any] = {"files_bytes": 600 * MB, "files_folder": "/dev/shm", **BELOW}
+    text, fixes = findings_of(used_bytes=used * MB, **files)
+    assert list(fixes) == ["memory_files"] * is_named
+    if is_named:
+        assert "600 MB of files are in /dev/shm, which is memory" in text
+        assert "read the others from a disk" in fixes["memory_files"]
+        # The files are no other program's.
+        assert "other programs" not in text
+
+
+NUMBERS = KeptObjects(name="scores in train()", container="list", element="float", count_per_step=9)
+
+
+def test_numbers_that_a_loop_keeps_are_said_with_how_many_of_each_step():
+    _, fixes = findings_of(kept=(NUMBERS,), trainer_grown_bytes_per_step=2.0 * MB, **BELOW)
+    text = fixes["growing_trainer"]
+    assert text.startswith("scores in train() (list) keeps 9 float of each step: the trainer grows")
+    assert text.endswith("keep a sum or a mean of it, or write it to a file now and then")

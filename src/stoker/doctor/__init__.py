@@ -109,6 +109,8 @@ def memory_check() -> Finding:
     text = f"{_gib(memory.available)} free of {_gib(memory.total)}"
     if limit and limit < memory.total:
         text += f", {_gib(usable)} left of a limit of {_gib(limit)}"
+        if machine.is_killed_together():
+            text += ", at which the kernel kills the whole container"
     if usable < MIN_MEMORY_BYTES:
         return Finding("memory", "warn", text, "a larger host or limit")
     return Finding("memory", "ok", text)

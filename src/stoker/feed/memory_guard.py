@@ -125,6 +125,8 @@ class MemoryGuard:
         aim = "no process is killed"
         if use.only_slows:
             aim = "the kernel slows no process"
+        elif use.is_cgroups and machine.is_killed_together():
+            aim = "the kernel does not kill the whole container (memory.oom.group)"
         return (
             f"{_words(use)}, are in use{fast}: fewer batches wait from now on, so that {aim}; give "
             "the host more memory, or lower num_workers, batch_size or feed.max_bytes"

@@ -77,9 +77,8 @@ class SamplerOrder:
         state = books.pending_state()
         if last is not None and books.loaded is None:
             last.cancel()
-        stream: StreamProgress | None = None
-        if state is not None and state["begun"] is not None and not self._is_map_style:
-            stream = progress_of(state["begun"], self._dataset, is_inline=self._is_inline)
+        stream = self._resumed_stream(state)
+        # From here on the state is used: no later epoch begins from it again.
         books.loaded = None
         if self._costs is not None:
             self._begin_costs(self._costs, state)
@@ -96,18 +95,25 @@ class SamplerOrder:
             books.epochs = state["epoch"]
             books.keeps_seed = state["keeps_seed"]
             books.base_seed = state["base_seed"]
-        self.position = books.position = Position(
-            epoch=books.next_epoch(), is_inline=self._is_inline
-        )
+        position = Position(epoch=books.next_epoch(), is_inline=self._is_inline)
         if state is not None and state["begun"] is not None:
-            self.position.resumed = state
-            self.position.stream = stream
-            self.position.first = self.position.num_yielded = state["num_yielded"]
-            self.position.num_handed = state["num_yielded"]
-            self.position.base_seed = state["base_seed"]
+            position.resumed = state
+            position.stream = stream
+            position.first = state["num_yielded"]
+            position.num_yielded = state["num_yielded"]
+            position.num_handed = state["num_yielded"]
+            position.base_seed = state["base_seed"]
         elif again:
             self._draws_seed = books.keeps_seed is False or books.base_seed is None
-            self.position.base_seed = books.base_seed
+            position.base_seed = books.base_seed
+        self.position = position
+        books.position = position
+
+    def _resumed_stream(self, state: LoaderState | None) -> StreamProgress | None:
+        """Returns the place in an iterable dataset from which a state's epoch continues."""
+        if state is None or state["begun"] is None or self._is_map_style:
+            return None
+        return progress_of(state["begun"], self._dataset, is_inline=self._is_inline)
 
     def _begin_costs(self, costs: SampleCosts, state: LoaderState | None) -> None:
         """Takes the costs by which the epoch is dealt: those of its state, or of all ranks."""
@@ -133,7 +139,8 @@ class SamplerOrder:
             else:
                 self._generator.set_state(self._before_seed)
         else:
-            position.base_seed = books.base_seed = seed
+            position.base_seed = seed
+            books.base_seed = seed
 
     def __len__(self) -> int:
         return len(cast("Sized", self._sampler))

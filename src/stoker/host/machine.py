@@ -213,6 +213,14 @@ def num_memory_kills() -> int | None:
     return next((int(pair[1]) for pair in pairs if pair[:1] == ["oom_kill"]), None)
 
 
+def is_killed_together() -> bool:
+    """Whether the kernel kills all processes of a group at once if one passes the limit.
+
+    Kubernetes sets it for containers (1.28 and later, control groups of version 2).
+    """
+    return "1" in _memory_lines("memory.oom.group")
+
+
 def _memory_lines(*names: str) -> Iterator[str]:
     for group in memory_groups():
         for name in names:

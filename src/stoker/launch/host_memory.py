@@ -1,8 +1,8 @@
 """How near the memory of a run's hosts came to its limit, and what was swapped out or killed.
 
 Each launcher looks at its own host once a second; other hosts send the leader their highest use
-with their heartbeats. Who else fills a machine without a limit is looked at only where it is short,
-as the kernel then counts the pages of each process.
+with their heartbeats. Who else fills the machine, or the container, is looked at only where memory
+is short, as the kernel then counts the pages of each process.
 """
 
 import time
@@ -30,7 +30,7 @@ from stoker.records import HostMemory
 from stoker.repeat import Clock
 
 LOOK_SECONDS = 1.0
-# Of the machine's memory: from here on it matters who holds it.
+# Of the limit: from here on it matters who holds what is in use.
 _SHORT = 0.8
 # Pages are counted again once so much more of the limit is in use, and in 1 % of the time at most.
 _MORE = 0.02
@@ -124,7 +124,7 @@ class HostMemoryWatch:
         if self._sources.is_swapping():
             swapped = swapped_bytes(self._sources.processes())
             self._swapped_bytes = max(self._swapped_bytes, swapped)
-        is_short = not use.is_cgroups and use.share >= _SHORT
+        is_short = use.share >= _SHORT
         if is_short and use.share >= self._counted_share + _MORE and now >= self._processes_due_at:
             self._counted_share = use.share
             self._ours_bytes = self._count_ours()

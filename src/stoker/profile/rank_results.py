@@ -325,6 +325,8 @@ class RankMemory(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         looks: How often it was looked at; `look_seconds` is the mean time of one.
         epoch_samples: Samples of an epoch of this rank; None: a stream does not say.
+        others_bytes: What other programs of this rank's control group held; looked at as the files
+            are, where memory is short.
     """
 
     looks: int
@@ -344,6 +346,10 @@ class RankMemory(msgspec.Struct, frozen=True, kw_only=True):
     major_faults_per_second: float = 0.0
     prefetch_factor: int = 0
     epoch_samples: int | None = None
+    others_bytes: int = 0
+    largest_other: str = ""
+    files_bytes: int = 0
+    files_folder: str = ""
 
 
 class LoopGrowth(msgspec.Struct, frozen=True, kw_only=True):

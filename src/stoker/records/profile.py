@@ -32,6 +32,7 @@ _OF_MEMORY = (
     "growing_cache",
     "growing_worker",
     "growing_trainer",
+    "memory_files",
     "prefetch_factor",
     "fewer_workers",
     "page_cache",
@@ -430,6 +431,10 @@ class ProfiledMemory(Record, frozen=True, kw_only=True):
         objects: Collections of Python objects in the dataset, the largest first.
         growing: What of the dataset grows as samples are made, in one worker alone.
         kept: What the loop keeps of each step, tensors with their graph first.
+        files_bytes: Files in a folder that is memory, such as /dev/shm; 0 where memory has room.
+        files_folder: That folder. Empty: none.
+        group_others_bytes: What other programs of the control group held; 0 where it was not short.
+        largest_other: Name of the program that held most of it. Empty: none.
     """
 
     limit_bytes: PositiveInt
@@ -452,6 +457,10 @@ class ProfiledMemory(Record, frozen=True, kw_only=True):
     objects: tuple[HeldObjects, ...] = ()
     growing: tuple[GrowingObjects, ...] = ()
     kept: tuple[KeptObjects, ...] = ()
+    files_bytes: NonNegativeInt = 0
+    files_folder: str = ""
+    group_others_bytes: NonNegativeInt = 0
+    largest_other: str = ""
 
     @property
     def room_bytes(self) -> float:
@@ -465,10 +474,10 @@ class ProfiledMemory(Record, frozen=True, kw_only=True):
 
     @property
     def others_bytes(self) -> float:
-        """What others than trainers and workers hold of a machine's memory; of a group's, 0."""
+        """What other programs hold of a machine's memory, or of a group's where they are seen."""
         if self.limited_by == "cgroup":
-            return 0.0
-        ours = self.trainer_bytes + self.workers * self.worker_bytes
+            return self.group_others_bytes
+        ours = self.trainer_bytes + self.workers * self.worker_bytes + self.files_bytes
         return max(0.0, self.used_bytes - ours)
 
     @property

@@ -181,8 +181,7 @@ class HostMemory(Record, frozen=True, kw_only=True):
         peak_bytes: Highest use of it, without files that the kernel can drop; looked at once a
             second.
         limited_by: Whose limit it is.
-        ours_bytes: What the run's processes held of a machine's memory when it was short. None: it
-            was not, or the limit is a control group's.
+        ours_bytes: What the run's processes held of it when memory was short. None: it was not.
         swapped_bytes: Most that was swapped out of the run's processes.
         least_share: The least share of `feed.max_bytes` that could wait; below 1, fewer batches
             waited so that no process was killed.
@@ -216,7 +215,7 @@ class HostMemory(Record, frozen=True, kw_only=True):
 
     @property
     def others_bytes(self) -> int:
-        """What others than the run held of a machine's memory; 0: it is not known."""
+        """What others than the run held, with files in /dev/shm; 0: it is not known."""
         if self.ours_bytes is None:
             return 0
         return max(0, self.peak_bytes - self.ours_bytes)

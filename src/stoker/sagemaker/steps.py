@@ -159,7 +159,10 @@ class RequestStep(ConfigurableRetryStep):  # type: ignore[misc]
 
     Args:
         name: Unique in the pipeline: letters, digits and dashes.
+        kind: What the service makes of the request.
         request: As in the API, without a job's name; any value may be a pipeline variable.
+        display_name: Name in the console.
+        description: One sentence for the console.
         outputs: Names to addresses, for later steps.
         depends_on: Steps, or `StepDependency` for another outcome than success.
         property_files: JSON outputs that conditions and other steps may read.

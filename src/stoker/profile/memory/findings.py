@@ -5,6 +5,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
+
 from stoker.profile.rank_results import (
     LoaderFacts,
     LoopGrowth,
@@ -28,6 +30,8 @@ _WORTH_A_LINE = 0.005
 # Waiting batches smooth what a loader gives: only a good part of the limit is too much.
 _MUCH_WAITS = 0.05
 _USUAL_PREFETCH = 2
+# Of the limit: files in memory that are worth a move.
+_MUCH_IN_FILES = 0.1
 # Bytes of a sample. Below the first nothing is said, however many Python objects there are: with a
 # list of names, read at random, it is nearly a page (`copied_bytes_per_sample` of the profile).
 _LEAST_COPIED = 400
@@ -44,6 +48,9 @@ _LEAST_SWAPPED_PER_SECOND = 1e6
 _MOST_OF_IT = 0.5
 # Holds one element for each sample at most, however often that is read.
 _ONE_EACH = ("dict", "set", "OrderedDict", "lru_cache")
+# Elements of a step that are counted in words, and types that have no `item()`.
+_SEVERAL = 1.5
+_PLAIN = ("float", "int", "str", "bytes", "list", "tuple")
 
 _NO_GROWTH = LoopGrowth(grown_bytes_per_step=0.0)
 
@@ -64,7 +71,7 @@ def memory_of(ranks: Sequence[RankResult]) -> ProfiledMemory | None:
     epoch_samples = None
     if len(epochs) == len(on_host):
         epoch_samples = sum(epochs)
-    return ProfiledMemory(
+    memory = ProfiledMemory(
         limit_bytes=nearest.limit_bytes,
         used_bytes=nearest.used_bytes,
         limited_by="cgroup" if nearest.is_cgroups else "machine",
@@ -85,6 +92,21 @@ def memory_of(ranks: Sequence[RankResult]) -> ProfiledMemory | None:
         objects=first.held_objects,
         growing=growth.growing,
         kept=loops[0].kept,
+    )
+    return _with_other_holders(memory, nearest)
+
+
+def _with_other_holders(memory: ProfiledMemory, seen: RankMemory) -> ProfiledMemory:
+    """Returns the record with what else than its processes holds memory, as a rank has seen it."""
+    others = 0
+    if seen.is_cgroups:
+        others = seen.others_bytes
+    return msgspec.structs.replace(
+        memory,
+        files_bytes=seen.files_bytes,
+        files_folder=seen.files_folder,
+        group_others_bytes=others,
+        largest_other=seen.largest_other,
     )
 
 
@@ -141,6 +163,7 @@ def memory_findings(
         *_trainer_growth(memory, facts, ranks),
         *_waiting(memory, facts, ranks[0]),
         *_many_workers(memory, facts),
+        *_files_in_memory(memory),
         *_thrown_out(memory, ranks[0], read_bytes=read_bytes),
         *_swapping(memory),
     ]
@@ -160,7 +183,11 @@ def _state(memory: ProfiledMemory, findings: Sequence[_Finding]) -> ProfileState
     text = f"memory: {size(memory.used_bytes)} of {_limit(memory)} are in use"
     others = memory.others_bytes
     if not limits and others > _MOST_OF_IT * memory.used_bytes:
-        text += f", {size(others)} of them by other programs: end those, or profile without them"
+        most = ""
+        if memory.largest_other:
+            most = f", most of it by {memory.largest_other}"
+        text += f", {size(others)} of them by other programs{most}: end those, or profile without "
+        text += "them"
     elif causes := limits or findings:
         text += f"; {causes[0].cause}"
     return ProfileState(id="memory", text=text)
@@ -284,7 +311,7 @@ def _growing_words(growing: GrowingObjects | None, per_sample: float) -> str:
 
 def _bounded(growing: GrowingObjects | None, facts: LoaderFacts, *, is_kept: bool) -> str:
     if growing is None:
-        look = "look at the libraries written in C that its samples are made with"
+        look = "look for a cache or a leak in the libraries that its samples are made with"
         if is_kept:
             look += "; persistent_workers=False frees it after each epoch"
         return look
@@ -342,7 +369,10 @@ def _kept_words(kept: KeptObjects | None) -> str:
         return f"{kept.name} ({kept.element}{graph}) becomes longer with each step"
     if kept.container == "sum":
         return f"{kept.name} is a sum of tensors, each{graph}"
-    return f"{kept.name} ({kept.container}) keeps a {kept.element}{graph} of each step"
+    elements = f"a {kept.element}"
+    if kept.count_per_step >= _SEVERAL:
+        elements = f"{whole(round(kept.count_per_step))} {kept.element}"
+    return f"{kept.name} ({kept.container}) keeps {elements}{graph} of each step"
 
 
 def _kept_fix(kept: KeptObjects | None) -> str:
@@ -354,6 +384,8 @@ def _kept_fix(kept: KeptObjects | None) -> str:
         return "add loss.item(), a number, instead of the tensor"
     if kept.has_graph:
         return "append loss.item(), or tensor.detach(): a graph holds all that its step computed"
+    if kept.element in _PLAIN:
+        return "keep a sum or a mean of it, or write it to a file now and then"
     return "append a number (.item()), or write it to a file now and then"
 
 
@@ -392,6 +424,19 @@ def _many_workers(memory: ProfiledMemory, facts: LoaderFacts) -> Iterator[_Findi
         fix=f"num_workers={fewer}, or smaller batches: saves {size(taken / 2)}",
         num_bytes=taken / 2,
         cost="none",
+    )
+
+
+def _files_in_memory(memory: ProfiledMemory) -> Iterator[_Finding]:
+    is_near = memory.used_bytes >= NEAR_LIMIT * memory.limit_bytes
+    if not is_near or memory.files_bytes < _MUCH_IN_FILES * memory.limit_bytes:
+        return
+    yield _Finding(
+        id="memory_files",
+        cause=f"{size(memory.files_bytes)} of files are in {memory.files_folder}, which is memory",
+        fix="delete those that nothing reads any more, and read the others from a disk: the page "
+        f"cache keeps what is read often; saves up to {size(memory.files_bytes)}",
+        num_bytes=memory.files_bytes,
     )
 
 

@@ -24,8 +24,13 @@ from typing import NamedTuple, cast
 import numpy as np
 
 from stoker.feed.reachable import is_users_name
-from stoker.profile.loader_phases import attributes_of, objects_below
-from stoker.profile.memory.python_objects import collections_of, kept_bytes, may_hold, some_of
+from stoker.profile.loader_phases import attributes_of
+from stoker.profile.memory.python_objects import (
+    collections_of,
+    kept_bytes,
+    reachable_from,
+    some_of,
+)
 from stoker.records import GrowingObjects
 
 # Of samples made: a cache that is hit as often as not still grows by half of them.
@@ -40,6 +45,8 @@ _LEAST_LOADED = 0.3
 _LEAST_LOADED_BYTES = 1000
 _COLLECTIONS = (MutableMapping, MutableSequence, MutableSet)
 _NESTED = (list, dict, set, deque)
+# Their names come from what refers to them.
+_NO_OWNERS = (*_COLLECTIONS, tuple, frozenset, type, FunctionType, ModuleType)
 
 
 class Size(NamedTuple):
@@ -60,11 +67,14 @@ def sizes_of(dataset: object) -> dict[str, Size]:
     if isinstance(dataset, functools.partial):
         sizes.add_arguments(dataset)
     modules: list[str] = []
+    kinds = set[type]()
     for owner in _owners(dataset):
         kind = type(owner)
         sizes.add_attributes(kind.__name__, owner)
-        for base in kind.__mro__:
-            sizes.add_attributes(kind.__name__, base)
+        if kind not in kinds:
+            kinds.add(kind)
+            for base in kind.__mro__:
+                sizes.add_attributes(kind.__name__, base)
         if isinstance(owner, FunctionType):
             sizes.add_function(owner.__name__, owner)
         # A function's own: its type is of builtins.
@@ -204,7 +214,7 @@ class _Sizes:
 
 
 def _owners(dataset: object) -> Iterator[object]:
-    """Yields a dataset, or what a function is bound to, and the objects in their attributes."""
+    """Yields a dataset, or what a function is bound to, and the objects that these refer to."""
     roots = [dataset]
     if isinstance(dataset, functools.partial):
         roots = [dataset.func, *dataset.args, *dataset.keywords.values()]
@@ -212,7 +222,11 @@ def _owners(dataset: object) -> Iterator[object]:
         roots = [dataset.__self__, dataset.__func__]
     seen = set[int]()
     for root in roots:
-        yield from objects_below(root, leads_on=may_hold, seen=seen)
+        for item in reachable_from(root):
+            is_owner = item.value is root or not issubclass(type(item.value), _NO_OWNERS)
+            if is_owner and id(item.value) not in seen:
+                seen.add(id(item.value))
+                yield item.value
 
 
 def _held_by(function: FunctionType) -> Iterator[tuple[str, object]]:

@@ -10,7 +10,7 @@ import inspect
 import itertools
 import sys
 import time
-from collections import deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
@@ -23,6 +23,7 @@ import torch
 import stoker
 from stoker.host.memory_usage import written_bytes
 from stoker.profile.loader_phases import attributes_of
+from stoker.profile.memory.python_objects import kept_bytes
 from stoker.profile.rank_results import LoopGrowth
 from stoker.records import KeptObjects
 
@@ -40,8 +41,10 @@ _LEAST_STEPS = 8
 # Of what a step adds: each copy is longer, so that glibc takes ten times as much for a while.
 _LEAST_JOINED = 0.05
 _LONGER = 1.2
+# Of what a step adds, for numbers, texts and lists of them.
+_LEAST_PLAIN = 0.3
 _SHORT = 4
-_KINDS = (list, dict, deque)
+_KINDS = (list, dict, deque, defaultdict, OrderedDict, Counter)
 # How deep an element is searched for tensors, and how many collections may be around it.
 _MAX_DEPTH = 3
 _MAX_PARTS = 32
@@ -112,7 +115,7 @@ class LoopWatch:
         return LoopGrowth(grown_bytes_per_step=grown, seen_bytes=max(0, seen), kept=kept)
 
     def _kept(self, steps: int, grown: float) -> list[KeptObjects]:
-        """Returns what keeps tensors of each step, graphs first.
+        """Returns what keeps something of each step, graphs first.
 
         Args:
             steps: Batches that the script took so far.
@@ -122,17 +125,20 @@ class LoopWatch:
         if since < _LEAST_STEPS:
             return []
         names = _Names()
-        kept = [*self._kept_collections(since, names), *_kept_sums(since, names)]
+        kept = [*self._kept_collections(since, names, grown), *_kept_sums(since, names)]
         if self._arrays:
             kept += self._joined(_LEAST_JOINED * (steps - self._arrays_at) * grown)
         return sorted(kept, key=lambda kept: (not kept.has_graph, -kept.count_per_step))
 
-    def _kept_collections(self, steps: int, names: "_Names") -> Iterator[KeptObjects]:
-        """Yields collections that grew by an element in half of the steps, and hold tensors.
+    def _kept_collections(self, steps: int, names: "_Names", grown: float) -> Iterator[KeptObjects]:
+        """Yields collections that grew by an element in half of the steps.
+
+        They hold tensors, or their elements are a good part of what a step adds.
 
         Args:
             steps: Batches that the script took since the lengths were noted.
             names: Of the script's variables.
+            grown: Bytes that a step adds.
         """
         for collection in _collections():
             more = len(collection) - self._lengths.get(id(collection), 0)
@@ -140,7 +146,8 @@ class LoopWatch:
                 continue
             element = _last_of(collection)
             tensors = list(_tensors_in(element))
-            if tensors and (name := names.of(collection)):
+            is_cause = tensors or more / steps * kept_bytes(element) >= _LEAST_PLAIN * grown
+            if is_cause and (name := names.of(collection)):
                 yield KeptObjects(
                     name=name,
                     container=type(collection).__name__,
@@ -305,6 +312,27 @@ def _collections() -> Iterator[list[object] | dict[object, object] | deque[objec
     for value in gc.get_objects():
         if type(value) in _KINDS:
             yield value
+    # Python's garbage collector knows no dictionary of numbers, texts and arrays alone.
+    seen = set[int]()
+    for frame in _frames():
+        for variable in _variables_of(frame).values():
+            for value in (variable, *_held_by(variable)):
+                if type(value) is dict and not gc.is_tracked(value) and id(value) not in seen:
+                    seen.add(id(value))
+                    yield value
+
+
+def _held_by(value: object) -> list[object]:
+    """Returns what a short collection or an object of the script holds."""
+    if type(value) in (dict, defaultdict, OrderedDict):
+        return list(itertools.islice(cast("dict[object, object]", value).values(), _MAX_PARTS))
+    if type(value) is list:
+        return value[:_MAX_PARTS]
+    if _is_library(type(value).__module__):
+        return []
+    attributes = list(attributes_of(value).values())
+    nested = [part for part in attributes if type(part) in (dict, defaultdict, OrderedDict)]
+    return [*attributes, *itertools.chain.from_iterable(map(_held_by, nested))]
 
 
 def _last_of(collection: list[object] | dict[object, object] | deque[object]) -> object:

@@ -9,27 +9,39 @@ import math
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from types import FunctionType
 from typing import cast
 
 import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from stoker.profile.loader_phases import attributes_of, objects_below
+from stoker.feed.reachable import ReachableObject, reachable, read_slot, slots_of
+from stoker.profile.loader_phases import attributes_of
 from stoker.records import HeldObjects
 
 # As long as the search may take.
 _MAX_SECONDS = 0.5
 _SAMPLED = 256
-# Objects of one element that are counted, and how deep.
+# Objects that a search of a dataset looks into.
+_MAX_OBJECTS = 2000
+# A longer collection holds samples; a shorter one may hold collections, as columns of a table.
+_MOST_COLLECTIONS = 64
+# Objects of one element that are counted, how deep, and of one collection in it.
 _MAX_PARTS = 64
 _MAX_DEPTH = 4
+_MAX_ITEMS = 16
 # Smaller arrays lie on pages of other objects, which are copied with them.
 _SMALL_ARRAY_BYTES = 4096
-# Fewer elements are no list of samples.
+# Fewer elements are no list of samples, unless they are so large.
 _LEAST_COUNT = 1000
+_LEAST_BYTES = 1_000_000
+_POINTER = 8
 _CONTAINERS = (list, tuple, dict, set, frozenset, deque)
+# Modules of Python whose objects refer to a dataset's own, and packages whose objects do not.
+_OPEN_MODULES = ("builtins", "collections", "functools", "types", "__main__")
+_CLOSED_PACKAGES = ("torch", "numpy", "pandas", "pyarrow", "PIL", "stoker")
 # One for all, whoever holds it: None, types, functions of C and modules.
 _SHARED = (type(None), bool, type, type(len), type(sys))
 _SMALL_INT = 256
@@ -47,6 +59,9 @@ def held_objects(
     for path, holder, elements in collections_of(dataset):
         if clock() >= until:
             break
+        if len(cast("Sequence[object]", elements)) <= _MOST_COLLECTIONS:
+            # What is in a short one is looked at by itself.
+            continue
         held = _held(path, holder, elements)
         if held is not None:
             by_name.setdefault(path, held)
@@ -54,17 +69,62 @@ def held_objects(
 
 
 def collections_of(dataset: object) -> Iterator[tuple[str, object, object]]:
-    """Yields name, holder and elements of each collection in a dataset's attributes."""
-    for owner in objects_below(dataset, leads_on=may_hold, seen=set()):
-        for name, value in attributes_of(owner).items():
-            for path, elements in _collections(f"{type(owner).__name__}.{name}", value):
-                yield path, value, elements
+    """Yields name, holder and elements of each collection that a dataset is or refers to.
+
+    Those in its attributes and slots, in objects below them, in short collections of collections,
+    in closures, and in variables that the functions of its class read; the nearest first.
+    """
+    names: dict[int, str] = {}
+    seen = {id(dataset)}
+    for name, elements in _collections("the dataset", dataset):
+        yield name, dataset, elements
+    for item in reachable_from(dataset):
+        for path, value in _parts_with_names(item, names):
+            if id(value) in seen:
+                continue
+            seen.add(id(value))
+            names[id(value)] = path
+            for name, elements in _collections(path, value):
+                yield name, value, elements
 
 
-def may_hold(name: str, value: object) -> bool:
-    return isinstance(value, Dataset) or any(
-        word in name for word in ("dataset", "cache", "transform", "store", "reader", "source")
-    )
+def reachable_from(dataset: object) -> Iterator[ReachableObject]:
+    """Yields a dataset and what it refers to, but not the samples in long lists."""
+    roots = {type(dataset).__name__: dataset}
+    return reachable(roots, max_objects=_MAX_OBJECTS, is_leaf=_is_leaf)
+
+
+def _is_leaf(value: object) -> bool:
+    """Whether nothing is looked for in an object: in a model, a logger or a list of samples."""
+    # Not isinstance, which asks a lazy object what it is.
+    kind = type(value)
+    if issubclass(kind, _CONTAINERS):
+        return len(cast("Sequence[object]", value)) > _MOST_COLLECTIONS
+    if issubclass(kind, Dataset):
+        return False
+    package = kind.__module__.partition(".")[0]
+    is_of_python = package in sys.stdlib_module_names and package not in _OPEN_MODULES
+    return is_of_python or package in _CLOSED_PACKAGES or issubclass(kind, torch.nn.Module)
+
+
+def _parts_with_names(
+    item: ReachableObject, names: Mapping[int, str]
+) -> Iterator[tuple[str, object]]:
+    """Yields what an object refers to, with names as a user writes them, such as `Photos.paths`.
+
+    Args:
+        item: The object.
+        names: Of collections, by their identities.
+    """
+    owner = names.get(id(item.value), item.path)
+    if not isinstance(item.value, (*_CONTAINERS, type, FunctionType)):
+        owner = type(item.value).__name__
+    for part in item.parts:
+        for path, value in list(zip(part.names(), part.read(), strict=False)):
+            name = path
+            if path.startswith(item.path):
+                name = owner + path.removeprefix(item.path)
+            yield name, value
 
 
 def _collections(name: str, value: object) -> Iterator[tuple[str, Sequence[object] | object]]:
@@ -91,15 +151,21 @@ def _columns(name: str, table: object) -> Iterator[tuple[str, object]]:
 
 def _held(name: str, holder: object, collection: object) -> HeldObjects | None:
     count = len(cast("Sequence[object]", collection))
-    if count < _LEAST_COUNT:
-        return None
     elements = some_of(collection)
-    sizes = [_deep_bytes(element) for element in elements]
+    # What several elements share, such as keys and labels, is there once.
+    seen = set[int]()
+    sizes = [_deep_bytes(element, seen=seen) for element in elements]
     if not any(sizes):
         return None
+    if isinstance(collection, dict):
+        # A pair of key and value is there only while it is looked at.
+        sizes = [num_bytes - sys.getsizeof(()) - 2 * _POINTER for num_bytes in sizes]
     list_bytes = sys.getsizeof(collection)
     if isinstance(collection, np.ndarray):
         list_bytes = int(collection.nbytes)
+    num_bytes = int(list_bytes + count * sum(sizes) / len(sizes))
+    if count < _LEAST_COUNT and num_bytes < _LEAST_BYTES:
+        return None
     kinds = [_kind_of(collection, element) for element in elements]
     # The elements looked at stand for all; shared ones count nothing.
     return HeldObjects(
@@ -107,7 +173,7 @@ def _held(name: str, holder: object, collection: object) -> HeldObjects | None:
         container=type(holder).__name__,
         element=max(set(kinds), key=kinds.count),
         count=count,
-        num_bytes=int(list_bytes + count * sum(sizes) / len(sizes)),
+        num_bytes=num_bytes,
     )
 
 
@@ -129,29 +195,34 @@ def _kind_of(collection: object, element: object) -> str:
 
 def kept_bytes(element: object) -> int:
     """Returns the bytes of an object and of those in it, with the values that they have loaded."""
-    return _deep_bytes(element, own_bytes=_loaded_bytes)
+    return _deep_bytes(element, seen=set(), own_bytes=_loaded_bytes)
 
 
-def _deep_bytes(element: object, *, own_bytes: Callable[[object], int] | None = None) -> int:
-    """Returns the bytes of an object and of those in it.
+def _deep_bytes(
+    element: object, *, seen: set[int], own_bytes: Callable[[object], int] | None = None
+) -> int:
+    """Returns the bytes of an object and of those in it; some items of a long list stand for all.
 
     Args:
         element: The object.
+        seen: Identities of objects that were counted, to which these are added.
         own_bytes: Bytes of one of them; None: without the values of large arrays.
     """
     own_bytes = own_bytes or _own_bytes
-    total = 0
-    seen = set[int]()
-    waiting: deque[tuple[object, int]] = deque([(element, 0)])
-    while waiting and len(seen) < _MAX_PARTS:
-        part, depth = waiting.popleft()
+    total = 0.0
+    counted = 0
+    waiting: deque[tuple[object, int, float]] = deque([(element, 0, 1.0)])
+    while waiting and counted < _MAX_PARTS:
+        part, depth, weight = waiting.popleft()
         if id(part) in seen or _is_shared(part):
             continue
         seen.add(id(part))
-        total += own_bytes(part)
+        counted += 1
+        total += weight * own_bytes(part)
         if depth < _MAX_DEPTH:
-            waiting += ((child, depth + 1) for child in _parts_of(part))
-    return total
+            children, share = _parts_of(part)
+            waiting += ((child, depth + 1, weight / share) for child in children)
+    return int(total)
 
 
 def _is_shared(part: object) -> bool:
@@ -189,11 +260,24 @@ def _pixels_of(image: object) -> int:
     return int(math.prod(size)) * len(str(getattr(image, "mode", "")))
 
 
-def _parts_of(part: object) -> Sequence[object]:
+def _parts_of(part: object) -> tuple[Sequence[object], float]:
+    """Returns objects that one refers to, and which share of all of them these are."""
     if isinstance(part, dict):
-        return [*itertools.chain.from_iterable(itertools.islice(part.items(), _MAX_PARTS))]
-    if isinstance(part, list | tuple | set | frozenset | deque):
-        return list(itertools.islice(part, _MAX_PARTS))
+        some = list(itertools.islice(part.items(), _MAX_PARTS))
+        return [*itertools.chain.from_iterable(some)], _share(some, part)
+    if isinstance(part, list | tuple):
+        every = max(1, len(part) // _MAX_ITEMS)
+        some = list(part[::every][:_MAX_ITEMS])
+        return some, _share(some, part)
+    if isinstance(part, set | frozenset | deque):
+        some = list(itertools.islice(part, _MAX_ITEMS))
+        return some, _share(some, part)
     if isinstance(part, str | bytes | int | float | torch.Tensor | np.ndarray):
-        return ()
-    return [*attributes_of(part).values()]
+        return (), 1.0
+    kind: type = type(part)
+    slots = [read_slot(member, part) for _, member in slots_of(kind)]
+    return [*attributes_of(part).values(), *slots], 1.0
+
+
+def _share(some: Sequence[object], collection: Collection[object]) -> float:
+    return len(some) / max(1, len(collection))

@@ -14,10 +14,12 @@ from typing import NamedTuple, cast
 
 import msgspec
 
+from stoker.host.memory_holders import files_in_memory, other_programs
 from stoker.host.memory_usage import (
     MemoryUse,
     Paging,
     ProcessMemory,
+    group_shared_bytes,
     memory_uses,
     paging,
     process_memory,
@@ -42,6 +44,9 @@ _LEAST_POINTS = 9
 _MAX_SAMPLES = 20_000
 # Elements of a collection that are compared.
 _SAMPLED = 256
+# Of the limit: from here on it matters who else holds it. Folders with less are no cause.
+_SHORT = 0.8
+_LEAST_FILES = 0.02
 _NOT_KNOWN = MemoryUse(used_bytes=0, limit_bytes=0, is_cgroups=False)
 
 
@@ -115,7 +120,7 @@ class MemoryWatch:
         swapped = after.swapped_in_bytes + after.swapped_out_bytes
         swapped -= before.swapped_in_bytes + before.swapped_out_bytes
         use = self._use or _NOT_KNOWN
-        return RankMemory(
+        memory = RankMemory(
             looks=len(self._looks),
             look_seconds=fmean(self._looks),
             limit_bytes=use.limit_bytes,
@@ -136,6 +141,9 @@ class MemoryWatch:
             prefetch_factor=prefetch_factor,
             epoch_samples=epoch_samples,
         )
+        if use.limit_bytes and use.share >= _SHORT:
+            memory = _with_other_holders(memory)
+        return memory
 
     def _look_at_processes(self, pids: Sequence[int], *, steps: int, batch_size: int) -> None:
         trainer = process_memory(os.getpid())
@@ -156,6 +164,23 @@ class MemoryWatch:
             self._num_workers = max(self._num_workers, len(shared))
             self._worker_bytes.append(fmean(shared))
         self._swapped_bytes = max(self._swapped_bytes, swapped)
+
+
+def _with_other_holders(memory: RankMemory) -> RankMemory:
+    files = files_in_memory(least_bytes=int(_LEAST_FILES * memory.limit_bytes))
+    files_bytes = files.num_bytes
+    shared = group_shared_bytes()
+    if memory.is_cgroups and shared is not None:
+        # Files that another group has written count for that one.
+        files_bytes = min(files_bytes, shared)
+    others = other_programs(everywhere=not memory.is_cgroups)
+    return msgspec.structs.replace(
+        memory,
+        others_bytes=others.num_bytes,
+        largest_other=others.holder,
+        files_bytes=files_bytes,
+        files_folder=files.holder,
+    )
 
 
 class Growth(NamedTuple):
