@@ -85,6 +85,7 @@ class Worker:
             spec,
             seeder=self.seeder,
             note=lambda place, attempt: None,
+            on_bad=lambda err, place, attempt: None,
             is_stopped=lambda place: place >= self.stops_at,
         )
 
