@@ -68,6 +68,17 @@ def test_use_that_no_longer_grows_is_given_time():
     assert shares == [1.0, 1 / 2, 1 / 2, 1 / 2, 1 / 2]
 
 
+def test_what_was_asked_for_has_to_fit_however_slowly_it_comes():
+    guard = guard_of(0.70, 0.75, 0.80)
+    bytes_of = {"waiting_bytes": MAX_BYTES, "coming_bytes": 2 * GB}
+    said = [guard.tick(now, **bytes_of) for now in (100.0, 101.0, 102.0)]
+    assert said[:2] == ["", ""]
+    assert said[2].startswith(
+        "8.00 GB of 10.0 GB, its memory limit, are in use, and 2.00 GB of batches are on their way"
+    )
+    assert guard.share == 1 / 2
+
+
 def test_growth_far_from_the_limit_lowers_nothing():
     guard = guard_of(0.1, 0.5)
     for now in (100.0, 101.0):

@@ -408,7 +408,11 @@ class Dispatch:
         now = time.monotonic()
         if not self._guard.is_due(now):
             return
-        words = self._guard.tick(now, waiting_bytes=self._waiting_bytes(self.num_begun))
+        words = self._guard.tick(
+            now,
+            waiting_bytes=self._waiting_bytes(self.num_begun),
+            coming_bytes=self.num_begun * (self._outbox.batch_bytes or 0),
+        )
         if words:
             self._log.event(EventName.MEMORY_SHORT, text=words)
         if self._credits.memory_share != self._guard.share:

@@ -614,7 +614,8 @@ class IoThread:
         with self._shared.lock:
             schedules = [session.schedule for session in self._shared.sessions.values()]
             waiting_bytes = sum(schedule.committed_bytes for schedule in schedules)
-        words = self._guard.tick(now, waiting_bytes=waiting_bytes)
+            coming_bytes = sum(schedule.coming_bytes for schedule in schedules)
+        words = self._guard.tick(now, waiting_bytes=waiting_bytes, coming_bytes=coming_bytes)
         if self._shared.memory_share != self._guard.share:
             self._shared.memory_share = self._guard.share
             self._pool.keep_at_most(int(MAX_IDLE_BYTES * self._guard.share))

@@ -308,6 +308,11 @@ class Scheduler(ABC):
     def committed_bytes(self) -> int:
         """Bytes of batches that wait to be taken, and of those under way if known."""
 
+    @property
+    @abstractmethod
+    def coming_bytes(self) -> int:
+        """Bytes of batches that were asked for and have not come; 0 as long as no size is known."""
+
     def observe(self, now: float, *, own_host: str) -> SessionState:
         hosts = {p: p if isinstance(p, str) else own_host for p in (*self.peers, *self._moved)}
         state = SessionState(
@@ -603,7 +608,7 @@ class BatchScheduler(Scheduler):
             elif interval > 0:
                 window += math.ceil(slowest / interval)
         # Those under way will come: they are counted as if they were here.
-        free_bytes = self.max_bytes - self._held_bytes - len(self._makers) * self._batch_bytes
+        free_bytes = self.max_bytes - self.committed_bytes
         if free_bytes < window * self._batch_bytes:
             begun = self._next_new - self.head
             # What is begun stays so, however much memory it takes.
@@ -625,7 +630,11 @@ class BatchScheduler(Scheduler):
 
     @property
     def committed_bytes(self) -> int:
-        return self._held_bytes + len(self._makers) * self._batch_bytes
+        return self._held_bytes + self.coming_bytes
+
+    @property
+    def coming_bytes(self) -> int:
+        return len(self._makers) * self._batch_bytes
 
     def _num_ready(self) -> int:
         return len(self._arrived)

@@ -461,6 +461,10 @@ class ShardScheduler(Scheduler):
         return int(self._num_open() * self._mean_bytes)
 
     @property
+    def coming_bytes(self) -> int:
+        return int(max(0, self._num_open() - self._num_ready()) * self._mean_bytes)
+
+    @property
     def num_workers(self) -> int:
         """This rank's share of the workers of all peers: the ranks share a host's credits."""
         return sum(
