@@ -14,7 +14,8 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 import stoker
-from stoker.feed.stream_progress import owns_with
+from stoker.feed import stream_progress
+from stoker.feed.stream_progress import own_before, owns_with
 from stoker.feed.wire.protocol import OwnState
 from stoker.feed.workers import own_states
 
@@ -212,6 +213,7 @@ LEADING = ("counting", "locking")
 def _states_are_due_at_once(monkeypatch):
     monkeypatch.setattr(own_states, "MIN_SECONDS", 0.0)
     monkeypatch.setattr(own_states, "_SHARE", 0.0)
+    monkeypatch.setattr(stream_progress, "MIN_COMPARED", 1)
 
 
 def loader_of(dataset: Counting, num_workers: int, persistent: bool) -> Any:
@@ -410,6 +412,58 @@ def test_an_earlier_state_is_kept_when_a_later_one_is_too_long():
     earlier = OwnState(num_made=2, digest=1, state=b"at 2")
     assert owns_with([earlier], OwnState(why_unused="too long"), num_made=9) == [earlier]
     assert owns_with([earlier], OwnState(), num_made=9) == []
+
+
+class Mixed(IterableDataset[int]):
+    """A mixture of two sources by draws of its own, which its state forgets."""
+
+    def __init__(self) -> None:
+        self.places = [0, 0]
+        self.is_loaded = False
+
+    def __iter__(self) -> Iterator[int]:
+        draws = random.Random(4)
+        if not self.is_loaded:
+            self.places = [0, 0]
+        self.is_loaded = False
+        while sum(self.places) < COUNT:
+            source = draws.randrange(2)
+            self.places[source] += 1
+            yield 100 * source + self.places[source]
+
+    def state_dict(self) -> dict[str, object]:
+        return {"places": list(self.places)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.places = list(state["places"])
+        self.is_loaded = True
+
+
+def test_a_state_whose_next_batch_is_the_same_by_chance_is_refused(monkeypatch):
+    monkeypatch.undo()
+    monkeypatch.setattr(own_states, "MIN_SECONDS", 0.0)
+    monkeypatch.setattr(own_states, "_SHARE", 0.0)
+    expected = [batch.item() for batch in stoker.DataLoader(Mixed(), num_workers=1)]
+    loader = stoker.DataLoader(Mixed(), num_workers=1)
+    for place, _ in enumerate(loader, 1):
+        if place not in (16, 17, 18, 19, 20):
+            continue
+        again = stoker.DataLoader(Mixed(), num_workers=1)
+        again.load_state_dict(loader.state_dict())
+        assert [batch.item() for batch in again] == expected[place:]
+
+
+def test_of_states_close_to_each_other_few_are_kept(monkeypatch):
+    monkeypatch.undo()
+    states: list[OwnState] = []
+    for num_made in range(1, 101):
+        own = OwnState(num_made=num_made, digest=1, state=b"it")
+        states = owns_with(states, own, num_made=num_made)
+        loaded = own_before(states, num_made)
+        # Held back: a checkpoint may be of some batches before.
+        assert num_made < 16 or own_before(states, num_made - 4) is not None
+        assert loaded is None or 8 <= num_made - loaded.num_made < 12
+        assert len(states) <= 5
 
 
 def test_a_copy_of_a_dataset_shares_its_large_arrays(tmp_path):

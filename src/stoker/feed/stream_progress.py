@@ -19,6 +19,9 @@ _OWN_WRONG = (
     "the dataset's load_state_dict did not lead to the batches that followed its state before (it "
     "forgets a shuffle buffer, say): the stream was made again from the beginning of the epoch"
 )
+# So many batches follow a state that is loaded, to be compared: fewer may be the same by chance, as
+# those of a mixture of sources whose state forgets its draws (of two, one batch in two).
+MIN_COMPARED = 8
 # Batches that may be held back from the script after they left its loader.
 _MAX_HELD = 4
 
@@ -116,8 +119,8 @@ class StreamState(TypedDict):
 
 
 def own_before(states: list[OwnState], num_made: int) -> OwnState | None:
-    """Returns the last state that at least one of `num_made` batches follows, to compare it."""
-    earlier = [state for state in states if state.num_made < num_made]
+    """Returns the last state that enough of `num_made` batches follow, to compare them."""
+    earlier = [state for state in states if state.num_made <= num_made - MIN_COMPARED]
     return earlier[-1] if earlier else None
 
 
@@ -144,6 +147,9 @@ def owns_with(
         return states
     if not own.num_made:
         return []
+    if states and own.num_made < states[-1].num_made + MIN_COMPARED // 2:
+        # Each may have some MiB.
+        return states
     needed = own_before(states, num_made - _MAX_HELD * every)
     least = 0 if needed is None else needed.num_made
     return [*(one for one in states if least <= one.num_made < own.num_made), own]

@@ -1,9 +1,9 @@
 """States of iterable datasets that have some themselves, by torchdata's convention or Grain's.
 
 They are taken in the process that makes the batches, now and then, at a bounded cost. A new process
-loads one, makes the batches again that followed it, and compares their checksum. At least one batch
-follows: a state that does not lead to the same, as of a dataset that forgets its shuffle buffer, is
-noticed there, and the stream is made again from its first batch.
+loads one, makes the batches again that followed it, and compares their checksum. At least
+`stream_progress.MIN_COMPARED` follow: a state that does not lead to the same, as of a dataset that
+forgets its shuffle buffer, is noticed there, and the stream is made again from its first batch.
 """
 
 import contextlib
