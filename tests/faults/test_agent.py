@@ -496,6 +496,9 @@ def test_forgotten_batches_are_not_made(watched, tmp_path):
         watched.ask(number, [index])
     wait_until(lambda: len(list(tmp_path.iterdir())) == 2, "both workers are busy")
     watched.send(protocol.Cancel(session=watched.name, before_epoch_id=1))
+    # Refused, as the agent has read the Cancel: before a worker may go on.
+    watched.ask(9, [1007])
+    watched.expect(protocol.Declined)
     watched.ask(0, [5], epoch_id=1)
     # The first message to come is of epoch 1, when a worker is free again.
     (tmp_path / "go").touch()

@@ -74,6 +74,7 @@ class Service:
         self.reached_at = -math.inf
 
     def work(self, ready: Iterable[int]) -> None:
+        """Handles what came from processes of this host, and sends what is due to trainers."""
         for spec in self._specs.handle(ready):
             self._announce(spec)
         self.dispatch.work()
@@ -98,6 +99,7 @@ class Service:
             self._request(hosted)
 
     def drain(self) -> None:
+        """Takes no further orders: batches that are begun are sent, queued ones are refused."""
         self._is_draining = True
         self._log.event(
             EventName.AGENT_DRAINING, begun=self.dispatch.num_begun, queued=self.dispatch.num_queued
@@ -143,9 +145,11 @@ class Service:
             self.outbox.answer(identity, protocol.Leaving())
             return
         session = self._session_of(identity, message)
-        left = session.spec
-        before = session.identity
-        if left != message.spec:
+        former_spec = session.spec
+        former_identity = session.identity
+        has_changed_spec = former_spec != message.spec
+        if has_changed_spec:
+            # Its workers are of the former dataset.
             self._specs.stop_shards(session.name)
         self._renew(session, identity, message)
         problem = self._why_refused(identity, message)
@@ -153,13 +157,14 @@ class Service:
             self._fail(session, problem.what, fix=problem.fix)
             return
         self._sessions[session.name] = session
-        self._bring(session, before, message.spec_bytes)
+        self._bring(session, former_identity, message.spec_bytes)
         hosted = self._specs.find(message.spec)
         if hosted is not None:
             hosted.first_worker = message.first_worker
             hosted.worker_step = message.worker_step
-        if left != message.spec:
-            self._request_from_others(left)
+        if has_changed_spec:
+            # It may have been about to send the former one, which other sessions wait for.
+            self._request_from_others(former_spec)
         self._close_unused_specs()
 
     def _session_of(self, identity: bytes, message: protocol.Open) -> AgentSession:
@@ -269,6 +274,7 @@ class Service:
             self._specs.begin(hosted, seeding=session.seeding, base_seed=session.base_seed)
 
     def _announce(self, hosted: HostedSpec) -> None:
+        """Tells the trainers of a spec that this host can make its batches, or why it cannot."""
         for session in [s for s in self._sessions.values() if s.spec == hosted.digest]:
             if hosted.state == "ready" and not session.is_ready:
                 if session.base_seed is not None and not hosted.is_ready_for(session.seeding):
@@ -309,6 +315,15 @@ class Service:
         is_of_host: bool = False,
         fix: str = "",
     ) -> None:
+        """Tells a session's trainer that this host makes no batches for it.
+
+        Args:
+            session: The session.
+            reason: Why, for the log.
+            error: What the dataset raised, packed; empty: an error is made of the reason.
+            is_of_host: Another host may be able to make them.
+            fix: What to do.
+        """
         if not error:
             where = f"host {self._host}"
             raised: FeedError = FeedError(reason, where=where, fix=fix)
@@ -381,11 +396,13 @@ class Service:
         self.dispatch.share_credits()
 
     def _request_from_others(self, spec: str) -> None:
+        """Asks for a spec again, if it was expected from a session that is gone."""
         hosted = self._specs.find(spec)
         if hosted is not None and hosted.state == "expected":
             self._request(hosted)
 
     def _request(self, hosted: HostedSpec) -> None:
+        """Asks all trainers that use a spec to send it; the first one's pieces are taken."""
         wanting = [s for s in self._sessions.values() if s.spec == hosted.digest]
         if not wanting:
             self._specs.close_spec(hosted)

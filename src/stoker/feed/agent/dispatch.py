@@ -136,6 +136,7 @@ class CreditPool:
 
     def __init__(self, *, workers: int, per_worker: int) -> None:
         self._workers = workers
+        # Credits of a worker: as set, as many as keep it busy over a round trip, and now.
         self._set = per_worker
         self._for_dry = per_worker
         self.per_worker = per_worker
@@ -143,8 +144,10 @@ class CreditPool:
         self.memory_share = 1.0
         self._costs: deque[float] = deque(maxlen=_MAX_COSTS)
         self._measured = 0
+        # Workers that have made a batch.
         self._begun: set[int] = set()
         self._seconds_too_many = 0
+        # Since the last second: jobs, and those before which the worker had nothing to do.
         self._jobs = 0
         self._dry = 0
 
@@ -180,13 +183,17 @@ class CreditPool:
         """Adapts `per_worker`, once a second: rises at once, falls one by one; True if changed."""
         # One in five: a worker that waits now and then costs nothing.
         ran_dry = self._jobs >= 5 and self._dry * 5 > self._jobs
-        self._jobs = self._dry = 0
+        self._jobs = 0
+        self._dry = 0
         # It never falls: the round trip does not change during a run.
         if ran_dry and self._for_dry < _MAX_CREDITS_FOR_DRY_WORKERS:
             self._for_dry += 1
         wanted = self._wanted()
         is_less = wanted < self.per_worker
-        self._seconds_too_many = self._seconds_too_many + 1 if is_less else 0
+        if is_less:
+            self._seconds_too_many += 1
+        else:
+            self._seconds_too_many = 0
         if self._raise_to(wanted):
             return True
         if self._seconds_too_many >= _SECONDS_BEFORE_FEWER:
@@ -195,6 +202,7 @@ class CreditPool:
         return False
 
     def _wanted(self) -> int:
+        """Returns the credits of a worker by what was measured, and by how often it ran dry."""
         return max(self._for_dry, credits_for(self._costs, at_least=self._set))
 
     def _raise_to(self, wanted: int) -> bool:
