@@ -66,6 +66,8 @@ _SEEN_LOWERED = 0.01
 _SAME_HOSTS = 0.1
 # Of a step: less is in no line.
 _WORTH_A_WORD = 0.01
+# Between what was felt of short memory and a fix.
+PROFILE_SAYS = "; the profile says: "
 # Of the memory in use: then other programs are the cause.
 _MOST_OF_IT = 0.5
 _LIMITS: dict[Bottleneck, str] = {
@@ -397,7 +399,7 @@ def memory_cause(
     fixes: Sequence[Fix] = ()
     if profile:
         fixes = profile.memory_fixes
-    why = "".join(f"; the profile says: {fix.text}" for fix in fixes[:1])
+    why = "".join(f"{PROFILE_SAYS}{fix.text}" for fix in fixes[:1])
     return f"{words}{_felt(host)}{why}"
 
 

@@ -182,6 +182,18 @@ def test_the_report_names_a_host_in_its_sentence_as_in_its_table():
     assert "in use on data host 1" in story.line
 
 
+def test_the_report_says_what_the_profile_found_in_a_sentence_of_its_own():
+    profile = replace(
+        sample_records.profile(), fixes=(Fix(id="growing_cache", text="A.cache grows: bound it"),)
+    )
+    story = memory_story(with_memory(memory_of(kills=1)), profile=profile, names={})
+    assert story is not None
+    assert story.line.endswith(
+        "the kernel killed one process for memory. The profile says what takes it: A.cache grows: "
+        "bound it."
+    )
+
+
 def test_the_report_shows_each_host_and_the_cause(tmp_path):
     training = with_memory(memory_of(host="algo-1"), memory_of(peak_bytes=15 * GB, least_share=0.5))
     page = sample_records.write_page(tmp_path, training=training)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from stoker.record_words import memory_cause
+from stoker.record_words import PROFILE_SAYS, memory_cause
 from stoker.records import HostMemory, Profile, Training
 from stoker.records.profile import NEAR_LIMIT
 from stoker.units import count, percent, size
@@ -56,7 +56,10 @@ def memory_story(
     cause = memory_cause(training, profile, names=names)
     line = f"No host came near its limit ({percent(NEAR_LIMIT)} of it)."
     if cause:
-        line = f"Memory was short: {cause}."
+        short, _, advice = cause.partition(PROFILE_SAYS)
+        line = f"Memory was short: {short}."
+        if advice:
+            line += f" The profile says what takes it: {advice}."
         if profile is None or not profile.memory_fixes:
             line += " stoker profile, with the same command, names what takes it."
     return MemoryStory(rows=tuple(rows), num_left_out=len(nearest) - len(rows), line=line)
