@@ -201,9 +201,11 @@ def test_a_batch_is_the_same_in_any_parts_with_any_bad_samples(
         for number, (first, last) in enumerate(zip(begins, [*begins[1:], size], strict=True)):
             samples += workers[number % 2].part(first, last)
         assert workers[0].collated(samples) == expected
-        # Others make the rest of what one has begun.
-        begun = workers[0].batch(stops_at=next_stretch(stop, size=size))
+        # Others make the rest of what one has begun: it stops where the next stretch begins.
+        begun = workers[0].batch(stops_at=stop)
+        assert isinstance(begun, FirstSamples) == (next_stretch(stop, size=size) < size)
         if isinstance(begun, FirstSamples):
+            assert len(begun.samples) == next_stretch(stop, size=size)
             samples = [*begun.samples, *workers[1].part(len(begun.samples), size)]
             begun = workers[1].collated(samples)
         assert begun == expected
