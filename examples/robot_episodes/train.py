@@ -136,7 +136,7 @@ def decoded(file: Path, timestamps: np.ndarray) -> torch.Tensor:
     for seconds, miss in zip(timestamps, misses.min(1), strict=True):
         if miss > TOLERANCE_SECONDS:
             raise ValueError(f"{file} has no frame at {seconds:.3f} s")
-    return torch.stack([torch.from_numpy(pictures[i]).permute(2, 0, 1) for i in nearest])
+    return torch.from_numpy(np.stack([pictures[i] for i in nearest])).permute(0, 3, 1, 2)
 
 
 def endless(batches: Iterable[Batch]) -> Iterator[Batch]:
