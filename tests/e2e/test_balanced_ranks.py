@@ -99,3 +99,12 @@ def test_ranks_of_two_hosts_deal_alike_and_resume_on_one_host(tmp_path):
     train(stopped, "--stop", "1:2", hosts=2)
     train(stopped, "--resume", hosts=1, processes=4)
     assert steps_of(stopped, ranks=4) == steps
+
+
+def test_a_state_is_refused_by_another_number_of_ranks(tmp_path):
+    train(tmp_path, "--stop", "1:2", hosts=2)
+    command = ("python", str(SCRIPT), str(tmp_path), str(EPOCHS), "--resume")
+    with LocalJob(tmp_path / "resumed", command, data=1, processes=2, feed=BALANCED) as job:
+        assert job.end().status == "failed"
+        log = job.log(job.leader)
+    assert "state_dict does not match this loader: world size: 4 in the state, 2 here" in log
