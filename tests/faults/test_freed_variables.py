@@ -4,6 +4,8 @@ Else models and batches would stay in memory until Python looks for cycles, and 
 that was left would be waited for, by whichever thread looks.
 """
 
+from typing import Any
+
 import pytest
 
 from support.cluster import Cluster, run_script
@@ -11,8 +13,8 @@ from support.cluster import Cluster, run_script
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(300)]
 
 SCRIPT = "freed_script.py"
-STREAM = {"stream": True, "ways": ["whole", "left", "broken"]}
-LOADERS = {
+STREAM: dict[str, Any] = {"stream": True, "ways": ["whole", "left", "broken"]}
+LOADERS: dict[str, dict[str, Any]] = {
     "no workers": {},
     "workers": {"num_workers": 2},
     "persistent": {"num_workers": 2, "loader": {"persistent_workers": True}},
@@ -35,7 +37,7 @@ def test_a_loader_without_data_hosts_keeps_no_variable(name, on_device):
     assert all_is_freed(alone.finish())
 
 
-FEEDS = {
+FEEDS: dict[str, dict[str, object]] = {
     "raise": {},
     "skip": {"on_error": "skip", "max_errors": 1.0},
     "watched": {"sample_timeout_seconds": 60.0},

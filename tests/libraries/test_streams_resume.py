@@ -1,7 +1,9 @@
 """Streams of libraries resume in mid-epoch with the bytes of a run that was not interrupted."""
 
 import importlib.util
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -106,7 +108,7 @@ def torchs(given: dict[str, object]) -> list[Line]:
     return lines
 
 
-def behind(lines: list[Line], save: dict[str, int]) -> list[Line]:
+def behind(lines: list[Line], save: Mapping[str, Any]) -> list[Line]:
     """Returns the lines that follow a place."""
     place = (save.get("save_before", save.get("save_epoch")), save.get("save_at", 0))
     return [line for line in lines if (line["epoch"], line["batch"]) >= place]

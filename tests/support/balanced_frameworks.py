@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from balanced_script import BATCH_SIZE, NUM_SAMPLES, SEED, lengths_of
@@ -41,7 +42,7 @@ def took(epoch: int, batch: Batch) -> None:
     _steps.append([epoch, indices, sum(LENGTHS[index] for index in indices)])
 
 
-def loader_of(**options: object) -> "DataLoader[Sample]":
+def loader_of(**options: Any) -> "DataLoader[Sample]":
     return DataLoader(Rows(), BATCH_SIZE, num_workers=1, collate_fn=padded, **options)
 
 

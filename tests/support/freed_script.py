@@ -8,7 +8,8 @@ import gc
 import json
 import sys
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 
@@ -88,7 +89,7 @@ class Streams:
         return 0
 
 
-def loader(given: dict, way: str) -> Iterable[object]:
+def loader(given: dict, way: str) -> Any:
     options = {"batch_size": 4, "num_workers": given["num_workers"], **given["loader"]}
     if given["stream"]:
         return stoker.DataLoader(Stream(way), **options)
@@ -103,7 +104,7 @@ def state(given: dict) -> dict:
     return batches.state_dict()
 
 
-def go_through(batches: Iterable[object], way: str) -> "tuple[weakref.ref[object], ...]":
+def go_through(batches: Any, way: str) -> "tuple[weakref.ref[object], ...]":
     watched = Watched()
     refs: list[weakref.ref[object]] = [weakref.ref(watched)]
     try:

@@ -17,6 +17,7 @@ from PIL import Image
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
+    Dataset,
     DistributedSampler,
     IterableDataset,
     RandomSampler,
@@ -278,8 +279,12 @@ class Broken:
         raise RuntimeError("not loaded")
 
 
+def measuring(collate: Any) -> MeasuringCollate:
+    return MeasuringCollate(collate)
+
+
 def test_a_sample_that_cannot_be_measured_stays_unknown_and_breaks_nothing():
-    collate = MeasuringCollate(len)
+    collate = measuring(len)
     assert collate([Broken(), b"1234"]) == 2
     costs = SampleCosts(2)
     costs.note([0, 1], collate.sizes)
@@ -288,13 +293,13 @@ def test_a_sample_that_cannot_be_measured_stays_unknown_and_breaks_nothing():
 
 def test_what_can_be_read_only_once_is_left_to_the_collate_function():
     # As a dataset's own __getitems__ may return it.
-    collate = MeasuringCollate(list)
+    collate = measuring(list)
     assert collate(iter([b"1", b"22"])) == [b"1", b"22"]
     assert collate.sizes == b""
 
 
 def test_columns_are_not_taken_for_samples():
-    collate = MeasuringCollate(dict)
+    collate = measuring(dict)
     assert collate({"ids": [1, 2, 3]}) == {"ids": [1, 2, 3]}
     assert collate.sizes == b""
 
@@ -364,7 +369,7 @@ class OwnBatches(BatchSampler):
         yield from super().__iter__()
 
 
-class Endless:
+class Endless(Dataset[int]):
     """A map-style dataset without a length."""
 
     def __getitem__(self, index: int) -> int:
@@ -377,7 +382,12 @@ def accelerates(sampler: Any, *, rank: int = 1, size: int = 3) -> BatchSamplerSh
 
 def test_indices_that_are_no_places_are_left_to_the_ranks_that_drew_them():
     # Such as (index, resolution), or the keys of a dictionary.
-    for keys in ([(0, 224), (1, 160), (2, 224), (3, 160)], ["a", "b", "c", "d"], [0, 1, 2, 9]):
+    all_keys: list[list[Any]] = [
+        [(0, 224), (1, 160), (2, 224), (3, 160)],
+        ["a", "b", "c", "d"],
+        [0, 1, 2, 9],
+    ]
+    for keys in all_keys:
         costs = SampleCosts(4)
         costs._table[:] = [class_of(length) for length in (100, 1, 100, 1)]
         for rank in range(2):
@@ -413,8 +423,9 @@ def test_ranks_that_do_not_draw_the_same_are_named(orders, words):
 @pytest.mark.parametrize("change", ["seed", "epoch", "length", "batch"])
 def test_what_decides_torchs_order_is_said(change):
     def words(**options: int) -> str:
-        data = range(options.get("length", 9))
-        sampler = DistributedSampler(data, 4, 1, seed=options.get("seed", 0))
+        data: Any = range(options.get("length", 9))
+        seed = options.get("seed", 0)
+        sampler: DistributedSampler[int] = DistributedSampler(data, 4, 1, seed=seed)
         sampler.set_epoch(options.get("epoch", 0))
         batches = BatchSampler(sampler, options.get("batch", 2), drop_last=False)
         return BalancedSampler(batches, SampleCosts(9), num_ranks=4, rank=1).order_words([])
