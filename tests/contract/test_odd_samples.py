@@ -62,6 +62,29 @@ class LockedError(Exception):
         self.lock = threading.Lock()
 
 
+class ClasslessError(Exception):
+    @property
+    def __class__(self) -> Any:
+        raise RuntimeError("no class")
+
+
+class NoAttributesError(Exception):
+    """As one that passes on what it does not have to what it does not have either."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(name)
+
+
+class Nameless(type):
+    @property
+    def __name__(cls) -> Any:
+        raise RuntimeError("no name")
+
+
+class NamelessError(Exception, metaclass=Nameless):
+    pass
+
+
 def raises(error: Callable[[], BaseException]) -> Callable[[], None]:
     def strike() -> None:
         raise error()
@@ -110,6 +133,9 @@ ODD = MappingProxyType(
         ),
         "wordless": (raises(WordlessError), "WordlessError"),
         "leaving": (raises(LeavingError), "LeavingError"),
+        "classless": (raises(ClasslessError), "ClasslessError"),
+        "without attributes": (raises(NoAttributesError), "NoAttributesError"),
+        "nameless": (raises(NamelessError), "NamelessError"),
         "locked": (raises(LockedError), "LockedError"),
         "recursion": (recurse, "RecursionError"),
         "warning": (warn, "UserWarning"),
@@ -181,6 +207,14 @@ def test_where_no_sample_is_good_the_error_ends_no_epoch_and_no_process(tmp_path
         loader = DataLoader(Odd(kind, bad=tuple(range(SIZE))), 3)
         with pytest.raises(RuntimeError):
             batches_of(loader, process_of(tmp_path, on_error="skip"))
+
+
+@pytest.mark.parametrize("kind", ["classless", "without attributes", "nameless"])
+def test_with_raise_an_error_that_cannot_be_shown_names_its_sample(kind):
+    loader = DataLoader(Odd(kind), 3, num_workers=2)
+    feed = {"sample_timeout_seconds": 100.0}
+    with pytest.raises(RuntimeError, match=f"index 2 of data worker.*\\n[^$]*{ODD[kind][1]}"):
+        batches_of(loader, process_of(**feed))
 
 
 class PreemptedError(Exception):

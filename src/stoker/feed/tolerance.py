@@ -28,7 +28,12 @@ from stoker.feed.lost_samples import ALL_SAMPLES, NO_SAMPLE, LostSample
 from stoker.feed.sample_index import shown_index
 from stoker.feed.seeding import Seeder, index_bytes
 from stoker.feed.why_unfed import Cause
-from stoker.feed.wire.host_errors import cause_on_host, errors_behind, words_of_error
+from stoker.feed.wire.host_errors import (
+    cause_on_host,
+    class_name,
+    errors_behind,
+    words_of_error,
+)
 from stoker.feed.wire.protocol import BadSample
 from stoker.host.memory_usage import memory_use
 
@@ -110,6 +115,14 @@ def check_on_error(dataset: object, on_error: OnError, *, is_map_style: bool) ->
 
 def is_samples_fault(err: BaseException) -> bool:
     """Returns whether an error of a dataset is a sample's, not its host's, code's or script's."""
+    try:
+        return _is_samples_fault(err)
+    except Exception:
+        # Its own attributes raise: no library's does that for a host.
+        return True
+
+
+def _is_samples_fault(err: BaseException) -> bool:
     if isinstance(err, SampleLostError):
         return True
     # It ends the process, as with torch; from a handler it may be anything.
@@ -340,7 +353,7 @@ class TolerantDataset:
 
     def _look_after(self, err: BaseException, *, attempt: int) -> None:
         """Has it looked at what a bad sample has done to this process, if it was made here."""
-        if not isinstance(err, SampleLostError):
+        if type(err) is not SampleLostError:
             self.on_bad(err, self.place, attempt)
 
 
@@ -490,8 +503,9 @@ def _cut(text: str) -> str:
 
 def _as_error(err: BaseException) -> Exception:
     """Returns an error that ends the training run, and neither its epoch nor its process."""
-    if isinstance(err, Exception) and not isinstance(err, StopIteration):
-        return err
+    kind = type(err)
+    if issubclass(kind, Exception) and not issubclass(kind, StopIteration):
+        return cast("Exception", err)
     error = RuntimeError(words_of_error(err))
     error.__cause__ = err
     return error
@@ -505,7 +519,7 @@ def lost_sample(err: BaseException, *, place: int, attempt: int) -> LostSample:
         place: In its batch.
         attempt: As in LostSample.
     """
-    return LostSample(place, attempt, _cut(type(err).__name__), _cut(_text_of(err)))
+    return LostSample(place, attempt, _cut(class_name(err)), _cut(_text_of(err)))
 
 
 def _text_of(err: BaseException) -> str:
@@ -521,5 +535,5 @@ def _bad(index: object, err: BaseException) -> BadSample:
         shown = repr(shown_index(index))
     except Exception:
         shown = f"a {type(index).__name__} that cannot be shown"
-    error = err.error if isinstance(err, SampleLostError) else type(err).__name__
+    error = err.error if type(err) is SampleLostError else class_name(err)
     return BadSample(index=_cut(shown), error=_cut(error), text=_cut(text))

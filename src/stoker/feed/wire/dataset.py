@@ -34,6 +34,7 @@ from stoker.feed.wire.definitions import (
     script_of_this_process,
     unpack_script,
 )
+from stoker.feed.wire.host_errors import class_name, place_of
 from stoker.feed.wire.import_path import ImportPath
 from stoker.feed.wire.imported_code import CodeFacts, imported_code
 from stoker.feed.wire.pickling import (
@@ -597,6 +598,16 @@ def pack_error(
         where: Worker and sample: `data worker 1, index 41`.
         side: The host in words, where the error may say something of it: a data host.
     """
+    try:
+        return _packed(err, host=host, where=where, side=side)
+    except Exception:
+        # Its own attributes raise; where it was raised is known.
+        place = place_of(err) or "code that has no file"
+        shown = RuntimeError(f"{class_name(err)}, which cannot be shown, in {place}")
+        return _packed(shown, host=host, where=where, side=None)
+
+
+def _packed(err: BaseException, *, host: str, where: str, side: why_unfed.Side | None) -> bytes:
     trace = traceback.TracebackException.from_exception(err)
     _cut_texts(trace)
     text = _cut("".join(trace.format()))

@@ -83,9 +83,15 @@ _BY_TEXT = (
 )
 
 
+def class_name(err: BaseException) -> str:
+    """Returns the name of an error's class, also of one whose metaclass has no name to show."""
+    name: str = type.__dict__["__name__"].__get__(type(err))
+    return name
+
+
 def words_of_error(err: BaseException) -> str:
     """Returns an error's class and text in one line, of a group its first errors as well."""
-    words = f"{type(err).__name__}: {_text_of(err)}".rstrip(": ")
+    words = f"{class_name(err)}: {_text_of(err)}".rstrip(": ")
     if isinstance(err, BaseExceptionGroup):
         words += ": " + "; ".join(words_of_error(error) for error in err.exceptions[:2])
     return words[:_MAX_CHARACTERS]

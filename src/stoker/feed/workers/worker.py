@@ -31,7 +31,7 @@ from stoker.feed.why_unfed import Side
 from stoker.feed.wire import codec, reopened
 from stoker.feed.wire.codec import Encoded
 from stoker.feed.wire.dataset import DatasetSpec, built, pack_error, read_spec, unpack_spec
-from stoker.feed.wire.host_errors import place_of, words_of_error
+from stoker.feed.wire.host_errors import class_name, place_of, words_of_error
 from stoker.feed.wire.protocol import NO_NOTES, Make, OwnState, SampleNotes
 from stoker.feed.workers import stacks
 from stoker.feed.workers.fetching import seed_as_torch
@@ -526,7 +526,7 @@ class IndexedSource:
         self.progress.note(NO_SAMPLE, 0)
         at = self._maker.at
         where = "" if at is None else f"index {at!r} of "
-        return Error(self._pack(err, where), f"{type(err).__name__} at {where}{self._name}")
+        return Error(self._pack(err, where), f"{class_name(err)} at {where}{self._name}")
 
     def _seeded(self, order: Make, make: Callable[[], object]) -> object:
         """Returns what `make` returns, seeded for the batch."""
@@ -552,5 +552,6 @@ class IndexedSource:
 
     def _pack(self, err: Exception, where: str) -> bytes:
         # If the batch cannot be sent, no index is at fault.
-        place = self._name if isinstance(err, ShippingError) else f"{where}{self._name}"
+        is_of_sending = issubclass(type(err), ShippingError)
+        place = self._name if is_of_sending else f"{where}{self._name}"
         return pack_error(err, host=self._host, where=place, side=self._side)
