@@ -1,5 +1,6 @@
 """What a profile says of memory: what workers copy and grow by, and what of the dataset does it."""
 
+import ctypes
 import os
 import tracemalloc
 from pathlib import Path
@@ -228,6 +229,11 @@ class Memo:
 
     def __init__(self) -> None:
         self.decoded: dict[int, bytes] = {}
+
+
+def test_objects_that_load_what_is_asked_of_them_are_not_asked():
+    dataset = SimpleNamespace(libraries=ctypes.cdll, library=ctypes.CDLL(None))
+    assert sizes_of(dataset) == {}
 
 
 def test_what_grows_in_an_object_of_any_name_is_named():

@@ -188,10 +188,9 @@ class _Sizes:
             self.by_name[name] = Size(type(value).__name__, len(collection), limit)
             self._add_nested(name, value)
             return
-        info = getattr(value, "cache_info", None)
-        if callable(info) and not isinstance(value, type):
+        if not issubclass(type(value), type) and _has_cache_info(value):
             self._seen.add(id(value))
-            cached = info()
+            cached = cast("functools._lru_cache_wrapper[object]", value).cache_info()
             self.by_name[name] = Size("lru_cache", int(cached.currsize), cached.maxsize)
 
     def _add_nested(self, name: str, collection: object) -> None:
@@ -213,6 +212,11 @@ class _Sizes:
         self.by_name[f"{name}[...]"] = Size(type(nested[0][1]).__name__, length, None)
 
 
+def _has_cache_info(value: object) -> bool:
+    # Not getattr of the value: `ctypes.cdll` loads a library of that name.
+    return callable(getattr(type(value), "cache_info", attributes_of(value).get("cache_info")))
+
+
 def _owners(dataset: object) -> Iterator[object]:
     """Yields a dataset, or what a function is bound to, and the objects that these refer to."""
     roots = [dataset]
@@ -223,7 +227,9 @@ def _owners(dataset: object) -> Iterator[object]:
     seen = set[int]()
     for root in roots:
         for item in reachable_from(root):
-            is_owner = item.value is root or not issubclass(type(item.value), _NO_OWNERS)
+            # Into others the search did not look: of Python, of torch or long.
+            is_open = bool(item.parts) and not issubclass(type(item.value), _NO_OWNERS)
+            is_owner = is_open or item.value is root
             if is_owner and id(item.value) not in seen:
                 seen.add(id(item.value))
                 yield item.value
@@ -269,7 +275,8 @@ def _module_of(value: object) -> str:
 
 
 def _is_of_library(module: str) -> bool:
-    return module.partition(".")[0] in ("torch", "builtins", "torchvision", "datasets")
+    package = module.partition(".")[0]
+    return package in sys.stdlib_module_names or package in ("torch", "torchvision", "datasets")
 
 
 class _Elements(NamedTuple):

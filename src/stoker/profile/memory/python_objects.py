@@ -40,7 +40,7 @@ _LEAST_BYTES = 1_000_000
 _POINTER = 8
 _CONTAINERS = (list, tuple, dict, set, frozenset, deque)
 # Modules of Python whose objects refer to a dataset's own, and packages whose objects do not.
-_OPEN_MODULES = ("builtins", "collections", "functools", "types", "__main__")
+_OPEN_MODULES = ("builtins", "collections", "functools", "types")
 _CLOSED_PACKAGES = ("torch", "numpy", "pandas", "pyarrow", "PIL", "stoker")
 # One for all, whoever holds it: None, types, functions of C and modules.
 _SHARED = (type(None), bool, type, type(len), type(sys))
