@@ -439,6 +439,29 @@ class Mixed(IterableDataset[int]):
         self.is_loaded = True
 
 
+class Passing(IterableDataset[dict[str, object]]):
+    """Passes on what it is asked for, and knows no other names."""
+
+    def __init__(self) -> None:
+        self.names = {"inner": Counting()}
+
+    def __getattr__(self, name: str) -> object:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self.names[name]
+
+    def __iter__(self) -> Iterator[dict[str, object]]:
+        yield from self.names["inner"]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_dataset_that_raises_for_unknown_names_has_no_state(num_workers, capfd):
+    loader = stoker.DataLoader(Passing(), batch_size=3, num_workers=num_workers)
+    assert len(list(loader)) == COUNT // 3
+    assert loader.state_dict()["num_yielded"] == 0
+    assert "stream_state_refused" not in capfd.readouterr().err
+
+
 def test_a_state_whose_next_batch_is_the_same_by_chance_is_refused(monkeypatch):
     monkeypatch.undo()
     monkeypatch.setattr(own_states, "MIN_SECONDS", 0.0)

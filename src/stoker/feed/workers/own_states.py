@@ -58,9 +58,11 @@ class _StateMethods(NamedTuple):
 
 def _methods_of(thing: object) -> _StateMethods | None:
     for take, load in _NAMES:
-        methods = getattr(thing, take, None), getattr(thing, load, None)
-        if callable(methods[0]) and callable(methods[1]):
-            return _StateMethods(methods[0], methods[1])
+        # A `__getattr__` of the user's may raise anything for a name that it does not know.
+        with contextlib.suppress(Exception):
+            methods = getattr(thing, take, None), getattr(thing, load, None)
+            if callable(methods[0]) and callable(methods[1]):
+                return _StateMethods(methods[0], methods[1])
     return None
 
 
