@@ -3,6 +3,7 @@
 import itertools
 import os
 import random
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
@@ -83,15 +84,22 @@ class Reordered(Divided):
         self.pairs = [(f"{number % 3}", number % 2) for number in range(length)]
         self.places = np.arange(length)
         self.share = 1.0
+        self.turning = deque(range(length))
+        self.order = torch.arange(length)
+        self.facts = {"epoch": 0}
 
     def __iter__(self) -> Iterator[dict[str, object]]:
         random.shuffle(self.files)
         random.shuffle(self.pairs)
         np.random.shuffle(self.places)
         self.share *= 0.5
+        self.turning.rotate(7)
+        self.order = self.order[torch.randperm(self.length)]
+        self.facts["epoch"] += 1
         for sample in super().__iter__():
             index = cast("int", sample["id"])
             facts = [self.files[index], self.pairs[index], int(self.places[index]), self.share]
+            facts += [self.turning[index], int(self.order[index]), self.facts["epoch"]]
             yield {**sample, "facts": str(facts)}
 
 

@@ -15,6 +15,7 @@ from typing import NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from stoker.feed.reachable import attributes_of, reachable
 from stoker.feed.stream_epochs import is_stream
@@ -45,7 +46,7 @@ class _Attribute(NamedTuple):
 
 
 def values_of(dataset: object) -> KeptValues:
-    """Returns copies of the values in attributes of a dataset, and of objects that it refers to.
+    """Returns copies of the values in attributes and dictionaries that a dataset refers to.
 
     Not of torch's classes.
     """
@@ -100,6 +101,8 @@ def _attributes_in(dataset: object) -> Iterator[_Attribute]:
         if is_stream(holder.value):
             continue
         attributes = attributes_of(holder.value) or {}
+        if type(holder.value) is dict:
+            attributes = holder.value
         for name, value in attributes.items():
             if type(name) is str and _may_be_kept(value):
                 yield _Attribute(f"{holder.path}.{name}", attributes, name, value)
@@ -109,8 +112,10 @@ def _may_be_kept(value: object) -> bool:
     # Neither a truth value nor an enumeration's.
     if type(value) is int or type(value) is float:
         return True
-    if type(value) is list:
+    if type(value) is list or type(value) is deque:
         return len(value) <= _MAX_ITEMS and all(map(_is_plain_item, value))
+    if type(value) is torch.Tensor:
+        return _is_plain_tensor(value)
     return type(value) is np.ndarray and _is_plain_array(value)
 
 
@@ -133,10 +138,16 @@ def _is_plain_array(array: _Array) -> bool:
     return type(owner) is np.ndarray or isinstance(owner, bytes | bytearray)
 
 
+def _is_plain_tensor(tensor: torch.Tensor) -> bool:
+    if tensor.device.type != "cpu" or tensor.layout != torch.strided or tensor.requires_grad:
+        return False
+    return tensor.nbytes <= _MAX_BYTES and not tensor.is_shared()  # type: ignore[no-untyped-call]
+
+
 def _copy(value: object) -> object:
-    if isinstance(value, list):
-        return list(value)
-    return value.copy() if isinstance(value, np.ndarray) else value
+    if isinstance(value, list | deque | np.ndarray):
+        return value.copy()
+    return value.clone() if isinstance(value, torch.Tensor) else value
 
 
 def _change(before: object, now: object) -> object:
@@ -145,10 +156,14 @@ def _change(before: object, now: object) -> object:
         return None
     if isinstance(now, np.ndarray):
         return None if _are_equal(cast("_Array", before), now) else now.copy()
+    if isinstance(now, torch.Tensor):
+        former = cast("torch.Tensor", before)
+        is_same = former.dtype == now.dtype and torch.equal(former, now)
+        return None if is_same else now.clone()
     if before == now:
         return None
-    if isinstance(now, list):
-        return _changed_list(cast("list[object]", before), now)
+    if isinstance(now, list | deque):
+        return _changed_list([*cast("list[object]", before)], [*now])
     is_number = isinstance(before, float) or cast("int", before) >= 0
     return now if is_number else None
 
@@ -185,23 +200,27 @@ def _order_of(before: list[object], now: list[object]) -> _Places | None:
     return np.array(order, dtype=np.int32)
 
 
+def _in_order(before: object, order: _Places) -> list[object]:
+    items = [*cast("list[object]", before)]
+    # Of another length it is another dataset's: what that makes is compared.
+    return [items[place] for place in order.tolist()] if len(items) == len(order) else items
+
+
 def _num_bytes(change: object) -> int:
     if isinstance(change, dict):
         change = change[_ORDER]
-    if isinstance(change, np.ndarray):
+    if isinstance(change, np.ndarray | torch.Tensor):
         return change.nbytes
     return len(repr(change))
 
 
 def _set(one: _Attribute, change: object, before: object) -> None:
-    if isinstance(change, dict):
-        order = change[_ORDER].tolist()
-        # Of another length it is another dataset's: what that makes is compared.
-        if isinstance(one.value, list) and isinstance(before, list) and len(before) == len(order):
-            one.value[:] = [before[place] for place in order]
-    elif isinstance(change, list) and isinstance(one.value, list):
-        one.value[:] = change
-    elif isinstance(change, np.ndarray):
-        one.attributes[one.name] = change.copy()
+    if isinstance(change, dict | list):
+        if isinstance(one.value, list | deque):
+            items = change if isinstance(change, list) else _in_order(before, change[_ORDER])
+            one.value.clear()
+            one.value.extend(items)
+    elif isinstance(change, np.ndarray | torch.Tensor):
+        one.attributes[one.name] = _copy(change)
     else:
         one.attributes[one.name] = change
