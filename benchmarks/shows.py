@@ -50,7 +50,7 @@ class Show:
     Attributes:
         name: Of the case.
         script: Folder of examples/.
-        module: Python package that it needs besides torch, NumPy and Pillow.
+        modules: Python packages that it needs besides torch, NumPy and Pillow.
         length: Option that says how long it trains.
         cpu: Options on a CPU; the others are the script's defaults.
         cpu_length: Of a training run that is measured there.
@@ -62,7 +62,7 @@ class Show:
 
     name: str
     script: str
-    module: str = ""
+    modules: tuple[str, ...] = ()
     length: str = "--epochs"
     cpu: tuple[str, ...]
     cpu_length: int
@@ -87,7 +87,7 @@ SHOWS: tuple[Show, ...] = (
     Show(
         name="robot episodes",
         script="robot_episodes",
-        module="av",
+        modules=("av", "pyarrow"),
         length="--steps",
         cpu=("--episodes", "8", "--frames", "60"),
         cpu_length=180,
@@ -217,8 +217,9 @@ def figures(bench: Bench, name: str, *, pairs: int = 1) -> Iterator[Figure]:
         NoTimeError: If too little of the whole run's time is left.
     """
     show = next(each for each in SHOWS if each.name == name)
-    if show.module and importlib.util.find_spec(show.module) is None:
-        raise LookupError(f"{show.module} is not installed")
+    for module in show.modules:
+        if importlib.util.find_spec(module) is None:
+            raise LookupError(f"{module} is not installed")
     bench.need(_CASE_SECONDS if not bench.is_tiny else 20)
     began = time.monotonic()
     trial = Trial(show, bench)

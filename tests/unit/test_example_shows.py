@@ -14,7 +14,11 @@ import torch
 from stoker.workload_file import read_workload
 
 ROOT = Path(__file__).parents[2]
-NEEDED = {"images": "PIL", "robot_episodes": "av", "vision_language": "PIL"}
+NEEDED = {
+    "images": ("PIL",),
+    "robot_episodes": ("av", "pyarrow"),
+    "vision_language": ("PIL",),
+}
 # On data of a second or less.
 TINY = {
     "images": ["--pictures", "8", "--batch-size", "4", "--side", "32", "--epochs", "1"],
@@ -34,8 +38,9 @@ def example(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
 
     def imported(folder, module="train"):
-        if importlib.util.find_spec(NEEDED[folder]) is None:
-            pytest.skip(f"examples/{folder} needs {NEEDED[folder]}")
+        for needed in NEEDED[folder]:
+            if importlib.util.find_spec(needed) is None:
+                pytest.skip(f"examples/{folder} needs {needed}")
         monkeypatch.syspath_prepend(str(ROOT / "examples" / folder))
         return importlib.import_module(module)
 
