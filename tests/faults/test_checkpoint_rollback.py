@@ -2,6 +2,8 @@
 
 import pytest
 
+from support.cluster import reference
+
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(300)]
 
 STARTS = ["start of epoch 2", "start of epoch 0", "start of epoch 1"]
@@ -29,6 +31,14 @@ def test_a_loader_rolls_back_to_any_of_its_own_checkpoints(host, name, is_under_
     given = {"loader": options, "stream": False, "is_under_way": is_under_way}
     lines = rolled_back(host, PLACES, workers=local, **given)
     assert len({tuple(line["again"]) for line in lines}) == len(PLACES)
+
+
+@pytest.mark.parametrize("seeding", ["stretch", "place", "batch"])
+def test_on_data_hosts_a_state_resumes_with_the_seeding_that_it_was_saved_with(host, seeding):
+    # Of 48 samples two each draw in a row, in this version.
+    given = {"loader": {}, "stream": False, "is_under_way": False, "batch": 48, "seeding": seeding}
+    lines = rolled_back(host, ["middle of epoch 0"], workers=0, **given)
+    assert lines == reference(script="rollback_script.py", to=["middle of epoch 0"], **given)
 
 
 @pytest.mark.parametrize(("local", "persists"), [(0, False), (1, True)])

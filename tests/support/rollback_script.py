@@ -1,6 +1,8 @@
 """Loads states into the very loader that gave them. Argument: {"loader": {...}, "stream": bool}.
 
 Prints one JSON line a case: what the loader gives next, and what a new one gives from that state.
+With `seeding` the states are as of a version that seeded so. With `batch`, batches are of so many
+samples, and an epoch has five of them.
 """
 
 import copy
@@ -23,8 +25,11 @@ State = dict[str, object]
 
 
 class Drawing(torch.utils.data.Dataset[torch.Tensor]):
+    def __init__(self, length: int) -> None:
+        self.length = length
+
     def __len__(self) -> int:
-        return LENGTH
+        return self.length
 
     def __getitem__(self, index: int) -> torch.Tensor:
         drawn = [random.random(), float(np.random.rand()), float(torch.rand(()))]
@@ -42,7 +47,9 @@ class Stream(torch.utils.data.IterableDataset[torch.Tensor]):
 def new(given: dict) -> "DataLoader[torch.Tensor]":
     if given["stream"]:
         return DataLoader(Stream(), batch_size=BATCH, **given["loader"])
-    return DataLoader(Drawing(), batch_size=BATCH, shuffle=True, **given["loader"])
+    size = given.get("batch")
+    dataset = Drawing(5 * size if size else LENGTH)
+    return DataLoader(dataset, batch_size=size or BATCH, shuffle=True, **given["loader"])
 
 
 def shown(batch: torch.Tensor) -> str:
@@ -70,6 +77,8 @@ def main() -> None:
     kept = []
     for name in given["to"]:
         state = states[name]
+        if "seeding" in given:
+            state["seeding"] = given["seeding"]
         if given["is_under_way"]:
             kept = [iter(loader)]
             next(kept[0])

@@ -182,7 +182,7 @@ class ReadyHost:
         (self.member,) = roster().lost
         self.member = msgspec.structs.replace(self.member, workers=workers)
         self.ready = {"s"}
-        self.opened: dict[str, str] = {}
+        self.opened: dict[str, tuple[str, str]] = {}
         self.sent: list[Message] = []
         self.send = self.sent.append
 
@@ -402,7 +402,8 @@ def test_hosts_that_have_no_worker_ready_for_a_minute_say_where_they_are():
     session.schedule.mark_lost("d1")
     session.waits_since = 100.0
     (member,) = roster().lost
-    alone.host.is_up, alone.host.member, alone.host.opened = True, member, {"s": "spec"}
+    alone.host.is_up, alone.host.member = True, member
+    alone.host.opened = {"s": ("spec", "stretch")}
     told = said_in(alone, range(100, 2000))
     assert [second for second, _ in told] == [60, 300, 1800]
     assert "workers_starting" in told[0][1]

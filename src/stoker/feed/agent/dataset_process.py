@@ -378,7 +378,11 @@ class HostedSpec:
         return self.state == "ready" and pool is not None and pool.is_ready
 
     def has_ready_worker(self) -> bool:
-        return any(pool.is_ready for pool in self.pools.values())
+        return self.num_ready_pools() > 0
+
+    def num_ready_pools(self) -> int:
+        """Returns how many pools have a worker that is ready: sessions wait for that of theirs."""
+        return sum(pool.is_ready for pool in self.pools.values())
 
     def starting_stacks(self) -> str:
         """Returns the stacks of the process that unpickles it, or of a worker that still starts."""
@@ -522,15 +526,15 @@ class Specs:
     def handle(self, ready: Iterable[int]) -> list[HostedSpec]:
         """Handles input on those descriptors; returns the specs that changed.
 
-        They are loaded or failed, or their first worker is ready.
+        They are loaded or failed, or the first worker of a kind of seeding is ready.
         """
         filenos = set(ready)
         changed: list[HostedSpec] = []
         for spec in list(self._specs.values()):
-            could_begin = spec.has_ready_worker()
+            could_begin = spec.num_ready_pools()
             self._results.extend(spec.handle(filenos))
             has_changed = spec.update_state()
-            if has_changed or (spec.has_ready_worker() and not could_begin):
+            if has_changed or spec.num_ready_pools() > could_begin:
                 changed.append(spec)
         return changed
 

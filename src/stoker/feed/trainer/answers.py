@@ -349,7 +349,7 @@ class Answers:
                 return
         if link.has_failed(message.session):
             return
-        link.opened[message.session] = message.spec
+        link.opened[message.session] = message.spec, session.seeding
         link.ready.add(message.session)
         self._grant(link, message.session, message.credits)
         self._shared.log.event(

@@ -88,8 +88,9 @@ class Requester:
         for link in self._links.values():
             if not link.is_up or not link.may_open(session.name, epoch_id=session.epoch_id):
                 continue
-            if link.opened.get(session.name) != session.spec.digest:
-                link.opened[session.name] = session.spec.digest
+            opened = session.spec.digest, session.seeding
+            if link.opened.get(session.name) != opened:
+                link.opened[session.name] = opened
                 # Until the agent is ready with this spec it gets no order.
                 link.ready.discard(session.name)
                 link.attach()

@@ -110,9 +110,9 @@ class AgentLink(Link):
     ) -> None:
         super().__init__(context, keys, name=member.address, port=member.port, now=now, post=post)
         self.member = member
-        # On this connection: the spec that a session was last opened with; sessions that may ask;
-        # and those for which it could make nothing.
-        self.opened: dict[str, str] = {}
+        # On this connection: the spec and seeding that a session was last opened with; sessions
+        # that may ask; and those for which it could make nothing.
+        self.opened: dict[str, tuple[str, str]] = {}
         self.ready: set[str] = set()
         self.failed: dict[str, Failure] = {}
         self.receiver: BatchReceiver | None = None

@@ -188,7 +188,9 @@ class FeedSession:
     def begin(self, request: EpochRequest) -> int:
         """Starts an epoch and returns its id; what is left of the one before is discarded."""
         with self._lock:
-            if self.spec is None or self.spec.digest != request.spec.digest:
+            is_other_spec = self.spec is None or self.spec.digest != request.spec.digest
+            # A state may have been loaded of a run that seeded otherwise.
+            if is_other_spec or self.seeding != request.seeding:
                 # Every agent reopens the session, and is a peer again once it is ready.
                 for peer in list(self.schedule.peers):
                     self.schedule.mark_lost(peer)
