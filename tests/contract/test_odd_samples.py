@@ -62,10 +62,12 @@ class LockedError(Exception):
         self.lock = threading.Lock()
 
 
-class ClasslessError(Exception):
-    @property
-    def __class__(self) -> Any:
-        raise RuntimeError("no class")
+def refuse(_owner: object) -> Any:
+    raise RuntimeError("not to be read")
+
+
+# Made by hand: a type checker, too, knows better than to have such a property.
+ClasslessError = type("ClasslessError", (Exception,), {"__class__": property(refuse)})
 
 
 class NoAttributesError(Exception):
@@ -75,14 +77,8 @@ class NoAttributesError(Exception):
         raise RuntimeError(name)
 
 
-class Nameless(type):
-    @property
-    def __name__(cls) -> Any:
-        raise RuntimeError("no name")
-
-
-class NamelessError(Exception, metaclass=Nameless):
-    pass
+Nameless = type("Nameless", (type,), {"__name__": property(refuse)})
+NamelessError = Nameless("NamelessError", (Exception,), {})
 
 
 def raises(error: Callable[[], BaseException]) -> Callable[[], None]:

@@ -402,8 +402,8 @@ def test_hosts_that_have_no_worker_ready_for_a_minute_say_where_they_are():
     session.schedule.mark_lost("d1")
     session.waits_since = 100.0
     (member,) = roster().lost
-    alone.host.is_up, alone.host.member = True, member
-    alone.host.opened = {"s": ("spec", "stretch")}
+    host: ReadyHost = alone.host
+    host.is_up, host.member, host.opened = True, member, {"s": ("spec", "stretch")}
     told = said_in(alone, range(100, 2000))
     assert [second for second, _ in told] == [60, 300, 1800]
     assert "workers_starting" in told[0][1]
