@@ -45,7 +45,7 @@ def test_a_queue_with_room_is_fine(batch, queue):
         (None, QUEUE, "there is no queue gpus"),
         ({"kind": "ECS"}, QUEUE, "of the type ECS"),
         ({"state": "DISABLED"}, QUEUE, "DISABLED"),
-        ({"policy": "fair"}, QUEUE, "has scheduling policy"),
+        ({"policy": "fair"}, QUEUE, "has a scheduling policy"),
         ({}, SHARED, "has no scheduling policy"),
         ({"capacity": 1}, QUEUE, "1 hosts at most; a job has 2"),
     ],

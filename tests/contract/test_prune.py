@@ -218,4 +218,4 @@ def test_the_command_lists_and_deletes_only_when_it_is_told(aws, tmp_path):
 def test_kubeflow_is_refused_with_a_word(tmp_path):
     done = stoker("prune", "kubeflow", "a.yaml")
     assert done.returncode == 2
-    assert "on Kubeflow" in done.stderr
+    assert "uploads to Kubeflow leave nothing behind" in done.stderr

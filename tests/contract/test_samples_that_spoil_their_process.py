@@ -2,6 +2,7 @@
 
 import contextlib
 import faulthandler
+import inspect
 import locale
 import os
 import resource
@@ -44,16 +45,23 @@ def lowered(name: str, soft: int, *, is_hard: bool = True) -> Callable[[], None]
     return lower
 
 
-def own_sockets() -> list[int]:
+def sockets_here() -> list[int]:
     found = []
-    for descriptor in range(3, 100):
+    for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
-            if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
-                found.append(descriptor)
+            if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                found.append(int(name))
     return found
 
 
+# Those of the process of tests, as other tests need them: they are in its forks, too.
+others: set[int] = set()
 kept: list[Any] = []
+
+
+def own_sockets() -> list[int]:
+    """Returns the descriptors of a worker's sockets."""
+    return [descriptor for descriptor in sockets_here() if descriptor not in others]
 
 
 def put_another_socket_in_place() -> None:
@@ -88,6 +96,12 @@ UNFIT = MappingProxyType(
         "written": (write_to_sockets, "malformed message"),
     }
 )
+def lower_recursion() -> None:
+    # Enough for itself, and for nothing that is done with its error.
+    depth = len(inspect.stack(0))
+    sys.setrecursionlimit(depth + 20)
+
+
 # What a sample leaves changed as it raises.
 CHANGES: MappingProxyType[str, Callable[[], object]] = MappingProxyType(
     {
@@ -97,7 +111,7 @@ CHANGES: MappingProxyType[str, Callable[[], object]] = MappingProxyType(
         "numpy": lambda: np.seterr(all="raise"),
         "environment": os.environ.clear,
         "warnings": lambda: warnings.filterwarnings("error", message="depr"),
-        "recursion": lambda: sys.setrecursionlimit(100),
+        "recursion": lower_recursion,
         "sockets": lambda: socket.setdefaulttimeout(0.001),
         "locale": lambda: locale.setlocale(locale.LC_NUMERIC, "C.UTF-8"),
         "stdout": lambda: sys.stdout.close(),
@@ -146,6 +160,8 @@ class Spoiling(Dataset[torch.Tensor]):
         self.strike, self.marked, self.is_raising = strike, marked, is_raising
         self.seconds = seconds
         self.folder = os.getcwd()
+        others.clear()
+        others.update(sockets_here())
 
     def __len__(self) -> int:
         return SIZE

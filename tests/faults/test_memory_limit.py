@@ -115,7 +115,7 @@ def test_a_limit_that_is_set_while_it_runs_counts(tmp_path, usual_bytes):
         def set_limit(folder: Path) -> None:
             # Batches are made, and fewer than may wait.
             until(lambda: group.held_bytes() > usual_bytes, what="batches wait", seconds=120)
-            group.limit(group.held_bytes() + 15 * BATCH_MB * MB)
+            group.limit(group.held_bytes() + 25 * BATCH_MB * MB)
 
         run = LimitedRun(tmp_path / "run", group, BATCHES, BATCH_MB, 0.2, meanwhile=set_limit)
         assert group.num_kills() == 0

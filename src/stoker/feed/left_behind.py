@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import sys
 from collections.abc import Iterator
 
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
@@ -13,12 +14,16 @@ def contained() -> Iterator[None]:
     """Ends timers that a sample leaves running, and after its error goes back to the folder.
 
     A limit of one sample's time would end another one, and the next ones may have relative paths.
+    A lower limit of recursion is taken back, too: below it, not even the error could be told.
     """
     running = _running_timers()
     folder = _working_folder()
+    recursion_limit = sys.getrecursionlimit()
     try:
         yield
     except BaseException:
+        if sys.getrecursionlimit() < recursion_limit:
+            sys.setrecursionlimit(recursion_limit)
         if folder and _working_folder() != folder:
             with contextlib.suppress(OSError):
                 os.chdir(folder)

@@ -80,7 +80,8 @@ def collections_of(dataset: object) -> Iterator[tuple[str, object, object]]:
         yield name, dataset, elements
     for item in reachable_from(dataset):
         for path, value in _parts_with_names(item, names):
-            if id(value) in seen:
+            # What a class has from Python (`__orig_bases__`) no user has made.
+            if id(value) in seen or path.endswith("__"):
                 continue
             seen.add(id(value))
             names[id(value)] = path
