@@ -96,6 +96,8 @@ UNFIT = MappingProxyType(
         "written": (write_to_sockets, "malformed message"),
     }
 )
+
+
 def lower_recursion() -> None:
     # Enough for itself, and for nothing that is done with its error.
     depth = len(inspect.stack(0))

@@ -93,8 +93,12 @@ MANY = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 25_000
     [
         ("list of paths", "ListOfPaths.paths, a list of", "one NumPy array of bytes"),
         ("dict of objects", "DictOfObjects.annotations, a dict of", "NumPy array, tensor or table"),
-        ("columns of paths", "ColumnsOfPaths.columns['path'], a list of", "NumPy array, tensor or"),
         # All are named, with what helps: tests/unit/test_profile_memory.py.
+        pytest.param(
+            *("columns of paths", "ColumnsOfPaths.columns['path'], a list of"),
+            "NumPy array, tensor or",
+            marks=pytest.mark.soak,
+        ),
         pytest.param(
             *("catalog of texts", "Catalog.texts, a list of", "NumPy array, tensor or table"),
             marks=pytest.mark.soak,
@@ -181,7 +185,11 @@ def test_a_leak_in_c_is_named_with_the_epoch_that_it_ends_in(begin):
         ("losses", "losses in train() (list) keeps a Tensor with its graph", "loss.item()"),
         ("total", "total in train() is a sum of tensors, each with its graph", "loss.item()"),
         ("attribute", "History.outputs['train'] (list) keeps a Tensor of each", "(.item())"),
-        ("scores", "scores in train() (list) keeps 20", "keep a sum or a mean of it"),
+        # As of the words: tests/unit/test_profile_memory.py, and of what is kept: test_loop_growth.
+        pytest.param(
+            *("scores", "scores in train() (list) keeps 20", "keep a sum or a mean of it"),
+            marks=pytest.mark.soak,
+        ),
         pytest.param(
             *("joined", "joined in train() (Tensor) becomes longer with each step", "its mean"),
             marks=pytest.mark.soak,
@@ -287,6 +295,8 @@ def test_another_program_of_the_container_is_named_and_no_loader(begin):
     assert profile.memory.group_others_bytes == pytest.approx(7e8, rel=0.05)
 
 
+# Such files are found: contract/test_memory_holders.py; and named: unit/test_profile_memory.py.
+@pytest.mark.soak
 @pytest.mark.alone
 def test_files_that_a_script_copies_to_memory_are_named(begin):
     copy = Path(f"/dev/shm/stoker-copy-{os.getpid()}")

@@ -23,18 +23,15 @@ LOADERS: dict[str, dict[str, Any]] = {
     "resumed": {"num_workers": 2, "resumed": True, "ways": ["whole", "left"]},
     "resumed stream": STREAM | {"num_workers": 2, "resumed": True},
 }
-on_device = pytest.mark.parametrize("on_device", [False, True], ids=["plain", "device"])
 
 
 def all_is_freed(lines):
-    return lines == [{"epoch": line["epoch"], "freed": True} for line in lines] != []
+    return len(lines) >= 4 and lines == [line | {"freed": True} for line in lines]
 
 
-@on_device
 @pytest.mark.parametrize("name", LOADERS)
-def test_a_loader_without_data_hosts_keeps_no_variable(name, on_device):
-    alone = run_script(LOADERS[name] | {"on_device": on_device}, script=SCRIPT)
-    assert all_is_freed(alone.finish())
+def test_a_loader_without_data_hosts_keeps_no_variable(name):
+    assert all_is_freed(run_script(LOADERS[name], script=SCRIPT).finish())
 
 
 FEEDS: dict[str, dict[str, object]] = {
@@ -54,9 +51,7 @@ def fed(request):
         yield cluster
 
 
-@on_device
 @pytest.mark.parametrize("workers", [0, 1], ids=["hosts", "both"])
-@pytest.mark.parametrize(("fed", "name"), FED, indirect=["fed"])
-def test_a_fed_loader_keeps_no_variable(fed, name, workers, on_device):
-    options = {"on_device": on_device, **LOADERS[name]}
-    assert all_is_freed(fed.train(workers=workers, script=SCRIPT, **options).finish())
+@pytest.mark.parametrize(("fed", "name"), FED, indirect=["fed"], scope="module")
+def test_a_fed_loader_keeps_no_variable(fed, name, workers):
+    assert all_is_freed(fed.train(workers=workers, script=SCRIPT, **LOADERS[name]).finish())

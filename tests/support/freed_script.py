@@ -1,6 +1,7 @@
 """Goes through epochs with Python's garbage collector off. Argument: one JSON object, `DEFAULTS`.
 
-Prints one JSON line for each epoch: {"epoch": how it ended, "freed": whether the variables of the
+Prints one JSON line for each epoch, as it is and on a device with streams: {"epoch": how it ended,
+"on_device": whether it was there, "freed": whether the variables of the
 function that went through it were freed as it returned, and its iterator with the loader}.
 """
 
@@ -19,7 +20,6 @@ from stoker.feed import device as device_module
 DEFAULTS = {
     "num_workers": 0,
     "stream": False,
-    "on_device": False,
     "resumed": False,
     "loader": {},
     "ways": ["whole", "left", "broken", "sampler"],
@@ -118,23 +118,29 @@ def go_through(batches: Any, way: str) -> "tuple[weakref.ref[object], ...]":
     return tuple(refs)
 
 
+def is_freed(given: dict, way: str, *, on_device: bool) -> bool:
+    batches = loader(given, way)
+    if given["resumed"]:
+        batches.load_state_dict(state(given))
+    if on_device:
+        batches = stoker.to_device(batches, "cpu")
+    variables, *iterators = go_through(batches, way)
+    if variables() is not None:
+        return False
+    # Persistent workers are kept with their loader.
+    del batches
+    return all(iterator() is None for iterator in iterators)
+
+
 def main() -> None:
     given = DEFAULTS | json.loads(sys.argv[1])
-    if given["on_device"]:
-        vars(device_module)["_streams_of"] = lambda device: Streams()
     gc.disable()
-    for way in given["ways"]:
-        batches = loader(given, way)
-        if given["resumed"]:
-            batches.load_state_dict(state(given))
-        if given["on_device"]:
-            batches = stoker.to_device(batches, "cpu")
-        variables, *iterators = go_through(batches, way)
-        is_freed = variables() is None
-        # Persistent workers are kept with their loader.
-        del batches
-        is_freed &= all(iterator() is None for iterator in iterators)
-        print(json.dumps({"epoch": way, "freed": is_freed}), flush=True)
+    for on_device in (False, True):
+        if on_device:
+            vars(device_module)["_streams_of"] = lambda device: Streams()
+        for way in given["ways"]:
+            freed = is_freed(given, way, on_device=on_device)
+            print(json.dumps({"epoch": way, "on_device": on_device, "freed": freed}), flush=True)
 
 
 if __name__ == "__main__":
