@@ -58,7 +58,7 @@ class Epoch:
     """State of one epoch: batch numbers, seed words, sizes and times.
 
     Attributes:
-        number: KeptValues the loader's iter() calls, or comes from a loaded state.
+        number: Counts the loader's iter() calls, or comes from a loaded state.
         id: Number of the epoch in its session with the feed; see FeedSession.
     """
 
@@ -265,7 +265,7 @@ class Epoch:
         self._process.list_bad(bad, batch)
 
     def _judge(self, samples: int) -> None:
-        """KeptValues a batch's samples and bad ones; raises FeedError if these are too many."""
+        """Counts a batch's samples and bad ones; raises FeedError if these are too many."""
         counts = self._books.bad
         if counts is not None:
             counts.count(self._bad_now, samples=samples)

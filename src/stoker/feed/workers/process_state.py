@@ -2,7 +2,7 @@
 
 A script's own way to begin (`np.seterr` in the first sample) is no harm: it is the same in each
 worker. What a sample did not take back as it failed is: it makes later samples other ones, on that
-worker alone.
+worker alone. Its folder, timers and limit of recursion are taken back instead: see `left_behind`.
 """
 
 import locale
@@ -26,12 +26,10 @@ class ProcessState:
     Attributes:
         settings: By what they are called; none may change.
         variables: Of the environment: modules that are imported may add some.
-        recursion_limit: Which they may raise.
     """
 
     settings: Mapping[str, object]
     variables: Mapping[str, str]
-    recursion_limit: int
 
     @classmethod
     def of_this_process(cls) -> Self:
@@ -52,7 +50,7 @@ class ProcessState:
             "sys.settrace": sys.gettrace(),
             "the user": os.geteuid(),
         }
-        return cls(settings, os.environ.copy(), sys.getrecursionlimit())
+        return cls(settings, os.environ.copy())
 
     def changes(self) -> list[str]:
         """Returns what is another one by now, in words."""
@@ -60,6 +58,4 @@ class ProcessState:
         changed = [name for name, value in self.settings.items() if now.settings[name] != value]
         if any(now.variables.get(name) != value for name, value in self.variables.items()):
             changed.append("the environment")
-        if now.recursion_limit < self.recursion_limit:
-            changed.append("sys.setrecursionlimit")
         return changed
