@@ -1,12 +1,34 @@
 """Ranks that deal samples by cost exchange what they measured, or say who did not come."""
 
 import multiprocessing
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
 
 from stoker.errors import FeedError
 from stoker.feed import balance
 from stoker.feed.balance import SampleCosts, class_of, cost_of, sizes_of
+
+
+def results_of_two_ranks(measure: Callable[..., None], folder: Path) -> list[Any]:
+    """Returns what two ranks put into their queue, in the order in which it came.
+
+    Args:
+        measure: Runs in each rank, with a file to meet at, its number, and the queue.
+        folder: Where the file lies.
+    """
+    context = multiprocessing.get_context("fork")
+    queue = context.SimpleQueue()
+    arguments = [(str(folder / "store"), rank, queue) for rank in range(2)]
+    ranks = [context.Process(target=measure, args=args) for args in arguments]
+    for rank in ranks:
+        rank.start()
+    results = [queue.get(), queue.get()]
+    for rank in ranks:
+        rank.join(150)
+    return results
 
 
 def exchange_alone(store: str, told) -> None:
@@ -51,15 +73,7 @@ def exchange_with_another(store: str, rank: int, told) -> None:
 
 
 def test_all_ranks_know_afterwards_what_each_has_measured(tmp_path):
-    context = multiprocessing.get_context("fork")
-    told = context.SimpleQueue()
-    arguments = [(str(tmp_path / "store"), rank, told) for rank in range(2)]
-    ranks = [context.Process(target=exchange_with_another, args=args) for args in arguments]
-    for rank in ranks:
-        rank.start()
-    first, second = told.get(), told.get()
-    for rank in ranks:
-        rank.join(150)
+    first, second = results_of_two_ranks(exchange_with_another, tmp_path)
     assert first == second
     assert 0 not in first[0]
     assert first[0][2] == first[0][3] > first[0][1] >= first[0][0]
@@ -78,15 +92,7 @@ def measure_in_two_epochs(store: str, rank: int, told) -> None:
 
 
 def test_a_sample_whose_length_changes_counts_as_it_was_measured_last(tmp_path):
-    context = multiprocessing.get_context("fork")
-    told = context.SimpleQueue()
-    arguments = [(str(tmp_path / "store"), rank, told) for rank in range(2)]
-    ranks = [context.Process(target=measure_in_two_epochs, args=args) for args in arguments]
-    for rank in ranks:
-        rank.start()
-    costs = [told.get(), told.get()]
-    for rank in ranks:
-        rank.join(150)
+    costs = results_of_two_ranks(measure_in_two_epochs, tmp_path)
     assert costs == [[cost_of(class_of(200)), cost_of(class_of(300))]] * 2
 
 
@@ -104,15 +110,7 @@ def exchange_with_another_order(store: str, rank: int, told) -> None:
 
 
 def test_an_epoch_whose_order_the_ranks_do_not_share_is_not_dealt(tmp_path):
-    context = multiprocessing.get_context("fork")
-    told = context.SimpleQueue()
-    arguments = [(str(tmp_path / "store"), rank, told) for rank in range(2)]
-    ranks = [context.Process(target=exchange_with_another_order, args=args) for args in arguments]
-    for rank in ranks:
-        rank.start()
-    results = [told.get(), told.get()]
-    for rank in ranks:
-        rank.join(150)
+    results = results_of_two_ranks(exchange_with_another_order, tmp_path)
     for _, is_known, said in results:
         assert is_known == [True, False, True, True]
         (text,) = said

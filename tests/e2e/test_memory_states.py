@@ -229,18 +229,31 @@ def is_steady(group: MemoryGroup) -> bool:
     return before > 4 * BALLAST_MB * 1e6 and abs(group.held_bytes() - before) < 0.01 * before
 
 
+def profile_near_limit(profiled: Profiled, group: MemoryGroup, *, processes: int) -> Profile:
+    """Returns a profile in which memory is short while the steps run as they are.
+
+    Args:
+        profiled: Its processes are in the group.
+        group: Has no limit yet.
+        processes: Of the group, once all workers run.
+    """
+    until(lambda: group.num_processes() >= processes, what="all workers have begun")
+    until(lambda: is_steady(group), what="all processes hold what they hold")
+    group.limit(int(1.06 * group.held_bytes()))
+    until(profiled.has_looked, what="the steps as they are have ended")
+    group.limit(UNLIMITED)
+    profile = profiled.profile()
+    assert group.num_kills() == 0
+    return profile
+
+
 @pytest.mark.alone
 def test_workers_that_take_the_memory_near_its_limit_are_named(begin):
     with memory_limit() as group:
         # Long enough that a look comes after the limit, also on a busy machine.
         asked = {"workers": 4, "prefetch": 2, "ballast_mb": BALLAST_MB, "group": group.folder}
         profiled = begin("plain", budget=3 * BUDGET_SECONDS, width=10_000, **asked)
-        until(lambda: is_steady(group), what="all workers hold what they hold")
-        group.limit(int(1.06 * group.held_bytes()))
-        until(profiled.has_looked, what="the steps as they are have ended")
-        group.limit(UNLIMITED)
-        profile = profiled.profile()
-        assert group.num_kills() == 0
+        profile = profile_near_limit(profiled, group, processes=5)
     assert "four loader workers x " in memory_fixes(profile)["fewer_workers"]
     assert "num_workers=2" in memory_fixes(profile)["fewer_workers"]
     assert "the container's limit, are in use; four loader workers" in states_of(profile)["memory"]
@@ -264,24 +277,6 @@ def other_program(group: MemoryGroup) -> Iterator[None]:
         yield
     finally:
         process.communicate()
-
-
-def profile_near_limit(profiled: Profiled, group: MemoryGroup, *, processes: int) -> Profile:
-    """Returns a profile in which memory is short while the steps run as they are.
-
-    Args:
-        profiled: Its processes are in the group.
-        group: Has no limit yet.
-        processes: Of the group, once all workers run.
-    """
-    until(lambda: group.num_processes() >= processes, what="all workers have begun")
-    until(lambda: is_steady(group), what="all processes hold what they hold")
-    group.limit(int(1.06 * group.held_bytes()))
-    until(profiled.has_looked, what="the steps as they are have ended")
-    group.limit(UNLIMITED)
-    profile = profiled.profile()
-    assert group.num_kills() == 0
-    return profile
 
 
 @pytest.mark.alone
