@@ -6,7 +6,7 @@ Lengths are Pareto distributed and cut at ten times the shortest. A step sleeps 
 rank's batch has elements, then all ranks meet at a barrier. Paired: the three take turns. A row is
 the mean over the steps of the second and third epoch (in the first no sample is measured yet):
 the slowest rank's computing over the ranks' mean, in percent above it, and the seconds of a step
-with its barrier. Goal: at most 5 % above.
+with its barrier. Goal: at most 5% above.
 """
 
 import argparse
@@ -81,7 +81,7 @@ def main() -> int:
                 rows.append({"ranks": ranks, "alpha": alpha, "loader": kind, "runs": figures})
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1) + "\n")
-    print(f"balanced: {highest:.1f} % at most, goal {GOAL_PERCENT:g} %")
+    print(f"balanced: {highest:.1f}% at most, goal {GOAL_PERCENT:g}%")
     return 0 if highest <= GOAL_PERCENT else 1
 
 

@@ -19,13 +19,14 @@ import feed_cpu
 import feed_crowd
 import feed_first
 import feed_job
+import feed_on_error
 import feed_overhead
 from measuring import HERE, environment
 from rows import Row, markdown
 
 PARTS = ("even", "exponential", "straggler", "cpu", "mnist", "crowd")
-# Take long: only where they are asked for.
-LONG_PARTS = ("first", "balance")
+# Take long, or are no other loader's: only where they are asked for.
+LONG_PARTS = ("first", "balance", "on_error")
 RESULT = HERE / "results" / "feed.json"
 
 
@@ -40,6 +41,8 @@ def rows_of(part: str, arguments: argparse.Namespace) -> Iterator[Row]:
     if part == "first":
         cases = feed_first.QUICK_CASES if arguments.quick else feed_first.CASES
         return feed_first.rows(repetitions=repetitions, cases=arguments.cases or cases)
+    if part == "on_error":
+        return feed_on_error.rows(repetitions=repetitions)
     if part == "balance":
         return feed_balance.rows(repetitions=repetitions, is_quick=arguments.quick)
     if part == "crowd":

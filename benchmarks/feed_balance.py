@@ -22,7 +22,7 @@ def rows(*, repetitions: int, is_quick: bool) -> Iterator[Row]:
         for turn in range(repetitions):
             for kind in rotated(KINDS, turn):
                 percent, seconds = measured(kind, ranks=ranks, batch=BATCH, alpha=alpha)
-                say(f"{ranks} ranks, Pareto {alpha:g}, {kind}: {percent:.1f} %")
+                say(f"{ranks} ranks, Pareto {alpha:g}, {kind}: {percent:.1f}%")
                 above[kind].append(percent)
                 step_ms[kind].append(1000 * seconds)
         for kind in KINDS:

@@ -61,7 +61,7 @@ def rows(
             for loader in rotated(loaders, turn):
                 found = trained(loader, case, hosts=k if one_worker_hosts else 1)
                 found["excess"] = 100 * (found["step_seconds"] / case.bound_seconds() - 1)
-                say(f"{name} k={k} {loader}: {found['excess']:+.1f} %")
+                say(f"{name} k={k} {loader}: {found['excess']:+.1f}%")
                 seen.setdefault((k, loader), []).append(found)
             turn += 1
     for k in ks:

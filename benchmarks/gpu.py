@@ -1,14 +1,16 @@
 """Checks on a GPU what stoker says and moves: advice followed for real, and figures beside torch's.
 
     python benchmarks/gpu.py [--only GROUP ...] [--case NAME ...] [--seconds N] [--out FILE]
+    python benchmarks/gpu.py --resume --seconds 560   a part; repeated until all cases have run
+    python benchmarks/gpu.py --plan                   only prints the cases and their seconds
     python benchmarks/gpu.py --device cpu --tiny      a dry run, on any machine
     python benchmarks/gpu.py --markdown               only prints FILE's tables
 
-Groups: honesty, ingest, losses, decoding, neighbours, to_device, shows; more trainings of honesty,
-such as accumulation, run only if --case names them. One CUDA GPU, torchvision and eight cores or
-more; a case that misses a package or time is left out, and said. Each case runs in processes of its
-own, with a time limit, and FILE is written after each. Rows of earlier runs stay until they are
-measured again; benchmarks/README.md says what each figure means.
+Groups: honesty, ingest, losses, decoding; neighbours, to_device and shows run only if --only names
+them, and more cases, such as accumulation, only if --case does. One CUDA GPU, torchvision and eight
+cores or more; a case that misses a package or time is left out, and said. Each case runs in its own
+processes, with a time limit, and FILE is written after each. Rows of earlier runs stay until they
+are measured again; benchmarks/README.md says what each figure means.
 """
 
 import argparse
@@ -23,9 +25,10 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, fields
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import gpu_figures
 import gpu_honesty
 import shows
 from gpu_figures import FIGURES, Figure, Maker
@@ -41,13 +44,19 @@ MAKERS: dict[str, tuple[Maker, tuple[str, ...]]] = {
     "shows": (shows.figures, tuple(show.name for show in shows.SHOWS)),
 }
 GROUPS = ("honesty", *MAKERS)
-# Of a whole run: about twenty minutes with one H100 and 16 cores.
-SECONDS = 1400.0
-BUDGET_SECONDS, TINY_BUDGET_SECONDS = 45.0, 10.0
+USUAL_GROUPS = ("honesty", "ingest", "losses", "decoding")
+# Of a whole run.
+SECONDS = 900.0
+BUDGET_SECONDS, TINY_BUDGET_SECONDS = 30.0, 10.0
+# A part goes on with the cases of the parts before, if they were run so lately.
+RESUMED = timedelta(hours=12)
 TRAIN_PICTURES, VALID_PICTURES = 5400, 600
 TINY_PICTURES = 160
 
 Row = Judged | Figure
+# Machine and date of a measurement.
+Place = dict[str, object]
+Rows = Sequence[tuple[Row, Place]]
 
 
 def cases_of(group: str) -> tuple[str, ...]:
@@ -57,8 +66,52 @@ def cases_of(group: str) -> tuple[str, ...]:
 
 def is_wanted(case: str, named: Sequence[str] | None) -> bool:
     """Returns whether a case is to run: it is named, or nothing is and it is no extra."""
+    if named:
+        return case in named
     extra = {each.name for each in CASES if each.is_extra}
-    return case in named if named else case not in extra
+    return case not in extra | gpu_figures.EXTRA_CASES
+
+
+def wanted(options: argparse.Namespace) -> list[tuple[str, str]]:
+    """Returns group and case of all that is to run, in order."""
+    cases: list[tuple[str, str]] = []
+    for group in options.only:
+        cases += [(group, case) for case in cases_of(group) if is_wanted(case, options.case)]
+    return cases
+
+
+def expected_seconds(group: str, name: str) -> float:
+    """Returns how long a case takes with one H100 and 16 cores, about."""
+    if group == "honesty":
+        return next(case.seconds for case in CASES if case.name == name)
+    return gpu_figures.SECONDS.get(group, shows.CASE_SECONDS)
+
+
+def has_run(group: str, name: str, rows: Rows, *, here: Place) -> bool:
+    """Returns whether an earlier part of this run has rows of the case.
+
+    Args:
+        group: Of the case.
+        name: Of the case.
+        rows: Of the file, each with where and when it was measured.
+        here: The machine of this part, with date and commit.
+    """
+    for _, place in rows:
+        is_this = place.get("by") == f"{group}: {name}"
+        is_same = all(place.get(key) == here[key] for key in ("device", "commit"))
+        if not is_this or not is_same:
+            continue
+        age = datetime.fromisoformat(str(here["date"])) - datetime.fromisoformat(str(place["date"]))
+        if age <= RESUMED:
+            return True
+    return False
+
+
+def plan_text(cases: Sequence[tuple[str, str]]) -> str:
+    """Returns a line for each case with its seconds, and their sum."""
+    lines = [f"{expected_seconds(*case):5.0f} s  {case[0]}: {case[1]}" for case in cases]
+    total = sum(expected_seconds(*case) for case in cases)
+    return "\n".join([*lines, f"{total:5.0f} s  in all, about, with one H100 and 16 cores"])
 
 
 def rows_of(group: str, name: str, bench: Bench) -> Iterator[Row]:
@@ -111,7 +164,7 @@ def key(row: Row) -> tuple[str, str, str]:
     return row.group, row.case, row.figure
 
 
-def read(file: Path) -> list[tuple[Row, dict[str, object]]]:
+def read(file: Path) -> list[tuple[Row, Place]]:
     """Returns rows, each with the machine and date of its measurement."""
     if not file.is_file():
         return []
@@ -126,7 +179,7 @@ def read(file: Path) -> list[tuple[Row, dict[str, object]]]:
     return found
 
 
-def write(file: Path, rows: Sequence[tuple[Row, dict[str, object]]]) -> None:
+def write(file: Path, rows: Rows) -> None:
     """Writes all rows, by way of another file: a run that is killed leaves whole ones."""
     entries = [{"row": asdict(row), "measured": where} for row, where in rows]
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -135,7 +188,7 @@ def write(file: Path, rows: Sequence[tuple[Row, dict[str, object]]]) -> None:
     beside.replace(file)
 
 
-def markdown(rows: Sequence[tuple[Row, dict[str, object]]]) -> str:
+def markdown(rows: Rows) -> str:
     """Returns the two tables of benchmarks/README.md."""
     judged = [(row, where) for row, where in rows if isinstance(row, Judged)]
     figures = [(row, where) for row, where in rows if isinstance(row, Figure)]
@@ -208,49 +261,78 @@ def run(options: argparse.Namespace, file: Path) -> int:
     tell(f"{where['device']}, {where['cores']} cores, {where['cpu']}, torch {where['torch']}")
     if importlib.util.find_spec("torchvision") is None:
         tell("torchvision is not installed: PIL's transforms and tiny networks stand in for it")
-    rows = {key(row): (row, place) for row, place in read(file)}
+    cases = wanted(options)
+    if options.resume:
+        rows = read(file)
+        cases = [case for case in cases if not has_run(*case, rows, here=where)]
+    if not cases:
+        tell("all of it has run")
+        return 0
     failed = 0
     parent = "/dev/shm" if os.access("/dev/shm", os.W_OK) and not options.tiny else None
     with tempfile.TemporaryDirectory(prefix="stoker-gpu-", dir=parent) as name:
         bench = prepare(Path(name), options)
-        for group in options.only:
-            for case in cases_of(group):
-                if not is_wanted(case, options.case):
-                    continue
-                began = time.monotonic()
-                try:
-                    for row in rows_of(group, case, bench):
-                        rows[key(row)] = row, where
-                        print(said(row), flush=True)
-                    write(file, [*rows.values()])
-                except (LookupError, NoTimeError) as err:
-                    tell(f"{group}, {case}: left out: {err}")
-                except Exception as err:
-                    # The other cases are not lost for it.
-                    failed += 1
-                    tell(f"{group}, {case}: FAILED: {type(err).__name__}: {err}")
-                tell(f"{group}, {case}: {time.monotonic() - began:.0f} s, {bench.left():.0f} left")
+        for group, case in cases:
+            failed += not has_succeeded(group, case, bench, file=file, where=where)
     print(f"rows: {file}")
     return failed
 
 
-def parsed() -> argparse.Namespace:
+def has_succeeded(group: str, case: str, bench: Bench, *, file: Path, where: Place) -> bool:
+    """Runs a case and writes its rows; returns whether it did not fail: it may be left out.
+
+    Args:
+        group: Of the case.
+        case: Its name.
+        bench: What all cases share.
+        file: Its rows replace earlier ones there.
+        where: The machine.
+    """
+    began = time.monotonic()
+    rows = {key(row): (row, place) for row, place in read(file)}
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    is_fine = True
+    try:
+        for row in rows_of(group, case, bench):
+            rows[key(row)] = row, {**where, "date": now, "by": f"{group}: {case}"}
+            print(said(row), flush=True)
+        write(file, [*rows.values()])
+    except (LookupError, NoTimeError) as err:
+        tell(f"{group}, {case}: left out: {err}")
+    except Exception as err:
+        # The other cases are not lost for it.
+        is_fine = False
+        tell(f"{group}, {case}: FAILED: {type(err).__name__}: {err}")
+    tell(f"{group}, {case}: {time.monotonic() - began:.0f} s, {bench.left():.0f} left")
+    return is_fine
+
+
+def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
+    """Returns the options; words: of a command line, of this process if there are none."""
     names = [case for group in GROUPS for case in cases_of(group)]
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--tiny", action="store_true", help="a dry run: writes aside, not FILE")
-    parser.add_argument("--only", nargs="+", default=GROUPS, choices=GROUPS, metavar="GROUP")
+    parser.add_argument("--only", nargs="+", choices=GROUPS, metavar="GROUP", help="these groups")
     parser.add_argument("--case", nargs="+", choices=names, metavar="NAME", help="only these")
-    parser.add_argument("--seconds", type=float, default=SECONDS, help="of the whole run")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="of the run, or this part")
+    parser.add_argument("--resume", action="store_true", help="without what FILE has of this run")
+    parser.add_argument("--plan", action="store_true", help="only prints the cases, with seconds")
     parser.add_argument("--budget", type=float, help="seconds of a profile")
     parser.add_argument("--out", type=Path, metavar="FILE", help=f"default: {RESULTS.name}")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="profiles and decisions go there")
     parser.add_argument("--markdown", action="store_true", help="only prints FILE's tables")
-    return parser.parse_args()
+    options = parser.parse_args(words)
+    # A case that is named may be of any group.
+    options.only = options.only or (GROUPS if options.case else USUAL_GROUPS)
+    return options
 
 
 def main() -> int:
     options = parsed()
+    if options.plan:
+        print(plan_text(wanted(options)))
+        return 0
     aside = Path(tempfile.gettempdir()) / "gpu-tiny.json"
     file: Path = (options.out or (aside if options.tiny else RESULTS)).absolute()
     if options.markdown:

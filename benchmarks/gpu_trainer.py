@@ -216,9 +216,11 @@ def train(options: argparse.Namespace) -> dict[str, object]:
     clock = Clock(device)
     losses: list[torch.Tensor] = []
     accuracies: list[float] = []
-    for _ in range(options.epochs):
+    for epoch in range(options.epochs):
         steps = 0
         for pictures, labels in loader:
+            if epoch == 0 and options.first_steps and steps == options.first_steps:
+                break
             pictures = pictures.to(device, non_blocking=True, memory_format=layout)
             labels = labels.to(device, non_blocking=True)
             with torch.autocast(device.type, dtype=precision):
@@ -271,6 +273,7 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--first-steps", type=int, default=0, help="of the first epoch; 0: all")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--compile-mode", help="as torch.compile has it: reduce-overhead, ...")
     parser.add_argument("--compile-backend", default="inductor")

@@ -35,7 +35,7 @@ Step = Callable[[torch.Tensor, torch.Tensor], object]
 def step_of(name: str) -> Step:
     if name == "look":
         # Into memory that is used again: whether glibc's heap has room for 2 MB more at each step,
-        # or grows to 250 MB, is chance, with any loader, and 8 % of the samples a second.
+        # or grows to 250 MB, is chance, with any loader, and 8% of the samples a second.
         numbers = torch.empty((BATCH_SIZE, *IMAGE_SHAPE))
         return lambda pixels, _labels: numbers.copy_(pixels)
     network = Network()

@@ -56,7 +56,7 @@ def measure_once(name: str, seen: dict[str, Seen], *, is_quick: bool, python: st
         found[loader] = trained(LOADERS[loader], case, python=python)
         excess = 100 * (found[loader]["step_seconds"] / case.bound_seconds() - 1)
         found[loader]["excess"] = excess
-        say(f"{name} {loader}: {excess:+.1f} %")
+        say(f"{name} {loader}: {excess:+.1f}%")
     for loader, figures in found.items():
         seen[loader].excess.append(round(figures["excess"], 2))
         seen[loader].is_in_order &= bool(figures["is_in_order"])

@@ -117,7 +117,7 @@ def in_words(document: dict[str, Any]) -> str:
     def figures(case: str) -> str:
         found = {name: rows.get((case, loader)) for loader, name in LOADERS.items()}
         return ", ".join(
-            f"{name} {row['median']:+.0f} %" + ("" if row["order_kept"] else " (order lost)")
+            f"{name} {row['median']:+.0f}%" + ("" if row["order_kept"] else " (order lost)")
             for name, row in found.items()
             if row
         )
@@ -172,7 +172,7 @@ def _bar(
     low, high = (left + max(0.0, own) * scale for own in (min(values), max(values)))
     length = max(1.0, max(0.0, middle) * scale)
     weight = ' class="ours"' if is_ours else ""
-    text = f"{middle:+.0f} %".replace("-", "\N{MINUS SIGN}") + note
+    text = f"{middle:+.0f}%".replace("-", "\N{MINUS SIGN}") + note
     return [
         f'<rect x="{left}" y="{y}" width="{length:.1f}" height="{BAR}" '
         f'fill="{theme.ours if is_ours else theme.others}"/>',

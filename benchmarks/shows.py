@@ -5,9 +5,9 @@
 Of each example: `stoker profile` and `stoker decide`, then whole training runs by turns: the script
 by itself, under `stoker train` with one data host, and with two. Trainer and data hosts are pinned
 to a quarter of the machine's cores each, at least one. On two cores the second data host shares the
-trainer's core: it gets what the trainer leaves of it, and the table says so. That table is for the
-example's page in docs/examples. About ten minutes on two quiet cores. gpu.py runs the same on a
-GPU.
+trainer's core: it gets what the trainer leaves of it, and the table says so. The table is printed
+as the example's page in docs/examples has it. About ten minutes on two quiet cores, nine with
+`--budget 20`. gpu.py runs the same on a GPU.
 """
 
 import argparse
@@ -29,6 +29,9 @@ from gpu_machine import Bench, CommandError, python_path
 from honesty import group_words
 from measuring import environment
 from prediction import Busy
+from stoker.decide.ranking import error_band
+from stoker.records import Decision, read_json
+from stoker.units import numbered, percentage
 
 HERE = Path(__file__).resolve().parent
 EXAMPLES = HERE.parent / "examples"
@@ -39,8 +42,9 @@ _ENDLESS = 100_000
 _PROFILE_START_SECONDS, _TRAIN_SECONDS = 120.0, 240.0
 # Of loading a sample: smaller parts are not shown.
 _MIN_SHARE = 0.01
+SHARED = "the last data host shares the trainer's"
 # Of one case: a profile, and three trainings.
-_CASE_SECONDS = 150.0
+CASE_SECONDS = 150.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +75,50 @@ class Show:
     tiny: tuple[str, ...]
     tiny_length: int
 
+    @property
+    def page(self) -> str:
+        """File of docs/ that has its table."""
+        return f"docs/examples/{self.script.replace('_', '-')}.md"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advised:
+    """What stoker says of an example before it is trained.
+
+    Attributes:
+        words: What the profile names, and the decision.
+        promise: How many times as fast a data host makes it: `1.79 ± 11%`.
+    """
+
+    words: str
+    promise: str = "not asked"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """Whole training runs of one example.
+
+    Attributes:
+        rates: Steps per second, of the runs with as many data hosts.
+        cores: What each host of such a run is pinned to.
+        losses: Whether they are the same numbers.
+        others_vcpus: Load of other programs meanwhile.
+        seconds: That all of it took, the profile, too.
+    """
+
+    show: Show
+    advised: Advised
+    rates: Mapping[int, Sequence[float]]
+    cores: Mapping[int, str]
+    losses: str
+    others_vcpus: float
+    seconds: float
+
+    def gains(self, hosts: int) -> list[float]:
+        """Returns how many times as fast as by itself each run was, turn by turn."""
+        pairs = zip(self.rates[hosts], self.rates[0], strict=True)
+        return [fed / alone for fed, alone in pairs]
+
 
 SHOWS: tuple[Show, ...] = (
     Show(
@@ -90,7 +138,7 @@ SHOWS: tuple[Show, ...] = (
         modules=("av", "pyarrow"),
         length="--steps",
         cpu=("--episodes", "8", "--frames", "60"),
-        cpu_length=180,
+        cpu_length=150,
         gpu=("--episodes", "16", "--frames", "120"),
         gpu_length=120,
         tiny=("--episodes", "2", "--frames", "8", "--batch-size", "4"),
@@ -100,7 +148,7 @@ SHOWS: tuple[Show, ...] = (
         name="vision language",
         script="vision_language",
         cpu=("--documents", "320"),
-        cpu_length=3,
+        cpu_length=2,
         gpu=("--documents", "480"),
         gpu_length=6,
         tiny=("--documents", "8", "--batch-size", "4"),
@@ -151,8 +199,8 @@ class Trial:
         (self.bench.folder / name).write_text(json.dumps(document))
         return name
 
-    def advice(self) -> str:
-        """Says what the profile names, and what the decision is."""
+    def advice(self) -> Advised:
+        """Returns what the profile names, and what the decision is."""
         bench = self.bench
         file = self.workload("shows-profiled.json", self.words(length=_ENDLESS))
         seconds = bench.budget_seconds + _PROFILE_START_SECONDS
@@ -161,7 +209,8 @@ class Trial:
         decision = bench.stoker(*words, "--out", "shows-decision.json", seconds=60)
         if bench.keep is not None:
             self._keep(bench.keep)
-        return advice_words(profile, decision)
+        record = read_json(bench.folder / "shows-decision.json", Decision)
+        return Advised(words=advice_words(profile, decision), promise=promise_words(record))
 
     def _keep(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -204,13 +253,31 @@ def advice_words(profile: dict[str, object], decision: dict[str, object]) -> str
     return ". ".join(part for part in parts if part)
 
 
-def figures(bench: Bench, name: str, *, pairs: int = 1) -> Iterator[Figure]:
+def promise_words(decision: Decision) -> str:
+    """Returns how many times as fast a decision's plan is, with its error: `1.79 ± 11%`."""
+    promise = decision.plan.predicted
+    if decision.plan.action == "keep" or promise is None:
+        return "keep today's cluster"
+    return f"{promise.speedup:.2f} ± {percentage(error_band(promise))}"
+
+
+def figures(bench: Bench, name: str) -> Iterator[Figure]:
     """Yields an example's gain by one data host and by two, each beside the script by itself.
+
+    Raises:
+        LookupError: If the example's library is not installed.
+        NoTimeError: If too little of the whole run's time is left.
+    """
+    yield from figures_of(measure(bench, name))
+
+
+def measure(bench: Bench, name: str, *, pairs: int = 1) -> Measured:
+    """Profiles an example, decides, and trains it by turns: by itself, with one data host and two.
 
     Args:
         bench: Machine and folder.
         name: Of SHOWS.
-        pairs: How often each is trained, by turns.
+        pairs: How often each is trained.
 
     Raises:
         LookupError: If the example's library is not installed.
@@ -220,16 +287,16 @@ def figures(bench: Bench, name: str, *, pairs: int = 1) -> Iterator[Figure]:
     for module in show.modules:
         if importlib.util.find_spec(module) is None:
             raise LookupError(f"{module} is not installed")
-    bench.need(_CASE_SECONDS if not bench.is_tiny else 20)
+    bench.need(CASE_SECONDS if not bench.is_tiny else 20)
     began = time.monotonic()
     trial = Trial(show, bench)
     try:
-        advice = trial.advice()
+        advised = trial.advice()
     except CommandError as err:
         # A tiny training may be too short to be measured: that is said, and trained all the same.
         if not bench.is_tiny:
             raise
-        advice = str(err)[-200:]
+        advised = Advised(words=str(err)[-200:])
     busy = Busy()
     rates: dict[int, list[float]] = {hosts: [] for hosts in HOSTS}
     losses: dict[int, set[str]] = {hosts: set() for hosts in HOSTS}
@@ -238,20 +305,35 @@ def figures(bench: Bench, name: str, *, pairs: int = 1) -> Iterator[Figure]:
             seen = trial.trained(hosts)
             rates[hosts].append(float(seen["steps"]) / float(seen["seconds"]))  # type: ignore[arg-type]
             losses[hosts].add(json.dumps(seen["losses"]))
-    others = busy.others_vcpus()
-    same = losses_words(losses)
+    return Measured(
+        show=show,
+        advised=advised,
+        rates=rates,
+        cores={hosts: cores_words(bench, hosts) for hosts in HOSTS},
+        losses=losses_words(losses),
+        others_vcpus=busy.others_vcpus(),
+        seconds=time.monotonic() - began,
+    )
+
+
+def figures_of(measured: Measured) -> Iterator[Figure]:
+    """Yields the gain by one data host and by two as rows of gpu.py."""
     for hosts in HOSTS[1:]:
-        gains = [fed / alone for fed, alone in zip(rates[hosts], rates[0], strict=True)]
-        cores = cores_words(bench, hosts)
-        note = f"{gain_words(gains)}; {cores}; {same}; others used {others:.1f} vCPUs"
+        gain = f"{gain_words(measured.gains(hosts))} times as fast"
+        others = f"others used {measured.others_vcpus:.1f} vCPUs"
+        note = f"{gain}; {measured.cores[hosts]}; {measured.losses}; {others}"
+        seconds = 0.0
+        if hosts == 1:
+            note += f". {measured.advised.words}"
+            seconds = measured.seconds
         yield Figure(
             group="shows",
-            case=f"{show.name}, {hosts} data host{'s' * (hosts > 1)}",
+            case=f"{measured.show.name}, {numbered(hosts, 'data host')}",
             figure="steps/s of the whole run",
-            stoker=statistics.median(rates[hosts]),
-            torch=statistics.median(rates[0]),
-            seconds=time.monotonic() - began if hosts == 1 else 0.0,
-            note=f"{note}. {advice}" if hosts == 1 else note,
+            stoker=statistics.median(measured.rates[hosts]),
+            torch=statistics.median(measured.rates[0]),
+            seconds=seconds,
+            note=note,
         )
 
 
@@ -270,27 +352,35 @@ def losses_words(losses: Mapping[int, set[str]]) -> str:
 def cores_words(bench: Bench, hosts: int) -> str:
     """Says what each host of a run is pinned to, and whether hosts share it."""
     size, num_cores = bench.quarter, len(bench.cores)
-    each = f"{size} core{'s' * (size > 1)} each of {num_cores}"
+    each = f"{numbered(size, 'core')} each of {num_cores}"
     if (1 + hosts) * size <= num_cores:
         return each
-    return f"{each}: the last data host shares the trainer's"
+    return f"{each}: {SHARED}"
 
 
-def page_table(rows: Sequence[Figure]) -> str:
-    """Returns an example's rows as its page has them."""
-    lines = ["| data hosts | steps/s of the whole run | gain | |", "| --- | --- | --- | --- |"]
-    lines.append(f"| none | {rows[0].torch:.2f} | | |")
-    for words, row in zip(("one", "two"), rows, strict=True):
-        gain, cores, _ = row.note.split("; ", 2)
-        lines.append(f"| {words} | {row.stoker:.2f} | {gain} | {cores} |")
+def page_table(measured: Measured) -> str:
+    """Returns an example's figures as its page has them."""
+    lines = [
+        "| data hosts | steps/s of the whole run | times as fast | `stoker decide` had said |",
+        "| --- | --- | --- | --- |",
+        f"| none | {statistics.median(measured.rates[0]):.2f} | | |",
+    ]
+    for hosts, words in zip(HOSTS[1:], ("one", "two"), strict=True):
+        rate = statistics.median(measured.rates[hosts])
+        promise = measured.advised.promise if hosts == 1 else "not asked"
+        if SHARED in measured.cores[hosts]:
+            words += ", on the same two cores"
+        gain = gain_words(measured.gains(hosts))
+        lines.append(f"| {words} | {rate:.2f} | {gain} | {promise} |")
     return "\n".join(lines)
 
 
 def gain_words(gains: Sequence[float]) -> str:
-    """Says how many times as fast it is, with the spread of the pairs."""
+    """Returns how many times as fast it is, with the spread of the pairs: `1.86 (1.81..1.90)`."""
     middle = statistics.median(gains)
-    spread = f" ({min(gains):.2f}..{max(gains):.2f})" if len(gains) > 1 else ""
-    return f"{middle:.2f}{spread} times as fast"
+    if len(gains) == 1:
+        return f"{middle:.2f}"
+    return f"{middle:.2f} ({min(gains):.2f}..{max(gains):.2f})"
 
 
 def parsed() -> argparse.Namespace:
@@ -324,15 +414,16 @@ def main() -> int:
         )
         for name in options.only:
             try:
-                of_example = list(figures(bench, name, pairs=options.pairs))
+                measured = measure(bench, name, pairs=options.pairs)
             except LookupError as err:
                 print(f"{name}: left out: {err}", flush=True)
                 continue
+            of_example = list(figures_of(measured))
             rows += of_example
             for row in of_example:
                 print(f"{row.case}: stoker {row.stoker:.3g}, torch {row.torch:.3g} {row.figure}")
                 print(f"  {row.note}")
-            print(f"\n{page_table(of_example)}\n", flush=True)
+            print(f"\n{measured.show.page}:\n\n{page_table(measured)}\n", flush=True)
     if options.json:
         document = {"measured": environment(), "rows": [asdict(row) for row in rows]}
         options.json.write_text(json.dumps(document, indent=1) + "\n")

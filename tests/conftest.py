@@ -18,11 +18,12 @@ from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadFileScheduling
 
 from support import forked_workers
+from support.full_pipe import full_pipe
 from support.huge_pages import HugePages
 from support.moto_server import aws_server, moto_process
 from support.property_tests import PROFILES
 
-__all__ = ["aws_server", "moto_process"]
+__all__ = ["aws_server", "full_pipe", "moto_process"]
 
 # A shell starts what it puts in the background with SIGINT ignored, and children inherit that: the
 # tests that press Ctrl-C would wait for ever.

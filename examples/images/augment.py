@@ -85,7 +85,7 @@ class Compose:
 
 
 class RandomResizedCrop:
-    """Cuts a random part out: 8 to 100 % of the area, where that fits, of a similar shape.
+    """Cuts a random part out: 8 to 100% of the area, where that fits, of a similar shape.
 
     Args:
         side: Pixels of the square that it is resized to.

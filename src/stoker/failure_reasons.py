@@ -17,12 +17,27 @@ _TRACE = re.compile(r"^[\s|+]*(Exception Group )?Traceback \(most recent call la
 # Lines of an exception group begin with a bar.
 _BAR = re.compile(r"^ *\| ?")
 _RAISED = re.compile(r"^[A-Za-z_][\w.]*(Error|Exception|Exit|Interrupt|Warning)(:|$)")
+# Of what stoker raises in a rank, with `where:` and `try:` in further lines.
+_OF_FEED = re.compile(
+    r"^(stoker\.errors\.)?(Feed|FeedLost|Shipping|Protocol|Usage|MissingExtra)Error: "
+)
 # torch's and stoker's loaders raise a worker's error so, followed by the worker's traceback.
-# Of what stoker's feed raises, with `where:` and `try:` in further lines.
-_OF_FEED = re.compile(r"^(stoker\.errors\.)?(Feed|FeedLost|Shipping|Protocol)Error: ")
 _CAUGHT = re.compile(r"\bCaught (?P<kind>\w+) in (?P<where>.+)\.\nOriginal ")
 # stoker's: `index 37 of data worker 0 on host algo-2`.
 _SAMPLE = re.compile(r"^index (?P<index>.+) of (?P<worker>data worker )")
+# Torch's loader raises the first where a worker was killed, and the second because of it.
+_KILLED = re.compile(r"^RuntimeError: DataLoader worker \(pid \d+\) is killed by signal: ")
+_ENDED = re.compile(r"^RuntimeError: DataLoader worker \(pid\(s\) [\d, ]+\) exited unexpectedly")
+# Of a worker that writes a batch to /dev/shm.
+_NO_SHARED_MEMORY = re.compile(
+    r"signal: Bus error|unable to (write to|allocate shared memory\(shm\) for|open|mmap \d+ bytes "
+    r"from|resize|stretch)[a-z ]* ?file <(filename not specified|/torch_)"
+)
+_MORE_SHARED_MEMORY = (
+    "/dev/shm is full, through which torch's workers pass batches (64 MB in a container, unless it "
+    "is given more): --shm-size=2g, kubernetes.shm, fewer workers, or prefetch_factor=1; workers "
+    "of stoker's data hosts need none"
+)
 # What stoker adds to an error, in the lines after it.
 _ADVICE = re.compile(r"^\s*(where|try):")
 _ADVICE_LINES = 3
@@ -107,6 +122,27 @@ def words_of_feed(raised: str) -> str:
     return ""
 
 
+def with_cause(words: str, *, lines: Sequence[str]) -> str:
+    """Returns what was raised; of a worker of torch's that ended, what ended it; and what to do.
+
+    Args:
+        words: What was raised.
+        lines: The traceback, and what was raised before.
+    """
+    if _ENDED.match(words):
+        words = next(filter(_KILLED.match, reversed(lines)), words).strip()
+    if fix := fix_of_shared_memory(words):
+        return f"{words}; {fix}"
+    return words
+
+
+def fix_of_shared_memory(words: str) -> str:
+    """Returns what to do where a worker had no room in /dev/shm; empty: that is not the error."""
+    if _NO_SHARED_MEMORY.search(words):
+        return _MORE_SHARED_MEMORY
+    return ""
+
+
 def said_in(lines: Iterable[str]) -> str:
     written = _written(lines)
     return printable(_error_in(written) or _raised_in(written))
@@ -159,6 +195,7 @@ def _matching(pattern: re.Pattern[str], lines: Sequence[str]) -> list[int]:
 def _raised_in(lines: Sequence[str]) -> str:
     """Returns what the last traceback raised, even if the traceback's start is missing."""
     begins = _matching(_TRACE, lines)
+    whole = lines
     if begins:
         lines = lines[begins[-1] + 1 :]
     after = [_BAR.sub("", line) for line in lines]
@@ -175,7 +212,8 @@ def _raised_in(lines: Sequence[str]) -> str:
     # The first after a traceback's start: later lines may be printed by others.
     at = ends[0] if begins else ends[-1]
     raised = "\n".join(after[at:])
-    return words_of_feed(raised) or innermost(raised) or _with_next(after, at)
+    words = words_of_feed(raised) or innermost(raised) or _with_next(after, at)
+    return with_cause(words, lines=whole)
 
 
 def _with_next(lines: Sequence[str], at: int) -> str:

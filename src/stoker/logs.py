@@ -4,11 +4,16 @@ Example: `stoker 2026-11-20T08:00:00.123Z run=mnist-1 host=algo-1 agent_ready wo
 `parse_line` reads them back, so that a job can be followed by its log.
 """
 
+import atexit
+import os
 import re
+import select
 import shlex
+import stat
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -29,6 +34,11 @@ _QUOTED = re.compile(r"""'([^']*)'|"([^"]*)\"""")
 _COLOUR = re.compile(r"\x1b\[[\d;:]*m")
 # Characters of a line that a terminal shows; logs have all of them.
 MAX_SHOWN_CHARACTERS = 64 << 10
+# How long a line is waited for whose reader stands still; and once more, as the process ends.
+LATE_SECONDS = 0.5
+LAST_SECONDS = 5.0
+# Above it the oldest are left out.
+MAX_LATE_TEXTS = 1000
 # Neither ends a line, moves the cursor, nor is a command: spaces in figures, and what lines have.
 _SHOWN = "\n\t\N{NO-BREAK SPACE}\N{NARROW NO-BREAK SPACE}"
 
@@ -52,7 +62,7 @@ class EventName(StrEnum):
     BATCHES_PINNED = auto()  # Batches are in pinned memory although the script did not ask for it.
     BATCHES_SEEDED_AS_BEFORE = auto()  # A resumed run is seeded as by an earlier version.
     BATCHES_SEEDED = auto()  # Each batch has its own seed, unlike in a run without stoker.
-    BUDGET_NEARLY_SPENT = auto()  # 80 % of constraints.max_usd has been spent.
+    BUDGET_NEARLY_SPENT = auto()  # 80% of constraints.max_usd has been spent.
     BUDGET_SPENT = auto()  # constraints.max_usd has been spent; the script may save before it ends.
     CALL_REPEATED = auto()  # A service did not answer; the call is retried.
     CLOCK_JUMP = auto()  # The process was suspended; leases do not count that time.
@@ -87,7 +97,7 @@ class EventName(StrEnum):
     FEW_SHARDS = auto()  # An iterable dataset has fewer shards than the data hosts have workers.
     GENERATOR_NOT_SEEDED = auto()  # A random generator of the dataset is not seeded per batch.
     GPU_LOAD = auto()  # Load of the GPUs of all dnn hosts, now.
-    GPU_LOAD_INCOMPLETE = auto()  # A GPU does not report some figures of its load.
+    GPU_LOAD_INCOMPLETE = auto()  # A GPU does not report some figures, or whose processes it runs.
     GPU_LOAD_UNREAD = auto()  # The load of the GPUs cannot be read; the text says why.
     GPU_LOST = auto()  # A GPU no longer answers; the training continues.
     GPU_WRITE_FAILED = auto()  # The load of the GPUs could not be saved.
@@ -119,12 +129,14 @@ class EventName(StrEnum):
     LEASE_RENEWED = auto()  # The job's lease was renewed.
     LOADER_MADE_HERE = auto()  # The trainer's host makes a DataLoader's batches; the text says why.
     LOADER_NOT_BALANCED = auto()  # Samples are not dealt to ranks by cost; the text says why.
+    RANKS_BALANCED = auto()  # Samples are dealt to ranks by cost; the text says the gain.
     LOADER_NOT_SHIPPABLE = auto()  # A DataLoader cannot be sent; its batches are made locally.
     LOADERS_TOO_SHORT = auto()  # A data host costs more than it saves; batches are made locally.
     LOCAL_BATCH_OVERDUE = auto()  # A batch made locally takes much longer than others.
     LOCAL_WORKER_DIED = auto()  # A worker process on the trainer's host died; a new one starts.
     LOGS_READ_FAILED = auto()  # The job's log could not be read.
     MALFORMED_PEER = auto()  # A peer sent something that is not a valid message.
+    MAX_BYTES_SMALL = auto()  # No batch fits into feed.max_bytes: one at a time is made.
     MEMORY_SHORT = auto()  # Fewer batches wait on a host, whose memory is nearly used up.
     MESSAGE_REFUSED = auto()  # A message was malformed or not authenticated.
     MESSAGE_SEND_FAILED = auto()  # A message could not be sent.
@@ -220,18 +232,116 @@ class Log:
         self._head = f"run={_quote(run)} host={_quote(host)}"
         self._stream = stream
         self._lock = threading.Lock()
+        self._late = LateText()
 
     def event(self, name: EventName, **values: LogValue) -> None:
-        """Writes one line. A stream that cannot take it is ignored: logging must not end a job."""
+        """Writes one line. A stream that cannot take it is ignored: logging must not end a job.
+
+        Blocks for LATE_SECONDS at most: a pipe whose reader stands still gets the line later.
+        """
         pairs = "".join(f" {key}={_quote(_text(value))}" for key, value in values.items())
-        line = f"{_PREFIX}{now_utc()} {self._head} {name}{pairs}\n"
+        self.write(f"{_PREFIX}{now_utc()} {self._head} {name}{pairs}\n")
+
+    def write(self, text: str) -> None:
+        """Writes lines of other programs likewise, such as the stacks of a worker."""
         # A full disk, a closed pipe or stream, a script that sets sys.stderr to None, whatever a
         # console raises that took its place.
         with self._lock, suppress(Exception):
             # Looked up at each event: tests and notebooks replace it.
             stream = self._stream or sys.stderr
-            stream.write(line)
+            if self._late.is_waiting or not _takes(stream, text):
+                self._late.write(stream.fileno(), text)
+                return
+            stream.write(text)
             stream.flush()
+
+
+class LateText:
+    """Text for a stream whose reader may stand still, written by a thread of its own.
+
+    A terminal that was stopped by Ctrl-S, or a container's log that its driver cannot deliver, must
+    not hold up the threads that answer other hosts.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: deque[bytes] = deque(maxlen=MAX_LATE_TEXTS)
+        self._thread: threading.Thread | None = None
+
+    @property
+    def is_waiting(self) -> bool:
+        # In a forked child no such thread is alive: the parent writes what waits.
+        return self._thread is not None and self._thread.is_alive()
+
+    def write(self, descriptor: int, text: str) -> None:
+        """Writes as soon as that can be; waits for it a moment, where nothing waits before it."""
+        data = text.encode("utf-8", "replace")
+        with self._lock:
+            if self.is_waiting:
+                self._waiting.append(data)
+                return
+            self._waiting.clear()
+            self._waiting.append(data)
+            # A descriptor of its own: the stream may be closed meanwhile, and Python does not end
+            # well while a thread holds a stream's lock.
+            duplicate = os.dup(descriptor)
+            thread = threading.Thread(
+                target=self._run, args=(duplicate,), name="stoker-log", daemon=True
+            )
+            self._thread = thread
+            try:
+                thread.start()
+            except RuntimeError:
+                # Python ends, or no thread is left: here, however long it takes.
+                _write_all(duplicate, self._waiting.popleft())
+                os.close(duplicate)
+                return
+        thread.join(LATE_SECONDS)
+        if thread.is_alive():
+            # The last lines of a process say how it ended.
+            atexit.register(thread.join, LAST_SECONDS)
+
+    def _run(self, descriptor: int) -> None:
+        while text := self._next():
+            _write_all(descriptor, text)
+        os.close(descriptor)
+
+    def _next(self) -> bytes:
+        """Returns what is to be written; empty: nothing, and the thread ends."""
+        with self._lock:
+            if self._waiting:
+                return self._waiting.popleft()
+            self._thread = None
+            return b""
+
+
+def _write_all(descriptor: int, text: bytes) -> None:
+    with suppress(OSError):
+        while text:
+            # A script may have set that writes to it do not wait.
+            room = select.poll()
+            room.register(descriptor, select.POLLOUT)
+            room.poll()
+            with suppress(BlockingIOError):
+                text = text[os.write(descriptor, text) :]
+
+
+def _takes(stream: TextIO, text: str) -> bool:
+    """Returns whether a text can be written at once; also where that is not known."""
+    try:
+        descriptor = stream.fileno()
+        if os.isatty(descriptor):
+            # It may have room for one character.
+            return False
+        ready = select.poll()
+        ready.register(descriptor, select.POLLOUT)
+        # A pipe that has any room has as much as this.
+        is_short = len(text) <= select.PIPE_BUF // 4
+        is_file = stat.S_ISREG(os.fstat(descriptor).st_mode)
+        return bool(ready.poll(0)) and (is_short or is_file)
+    except (OSError, ValueError, AttributeError):
+        # A file in memory, or an object that took stderr's place.
+        return True
 
 
 def parse_line(line: str) -> LogEvent | None:

@@ -23,6 +23,7 @@ from stoker.records import (
     Measured,
     Performance,
     Plan,
+    Predicted,
     Profile,
     ProfiledLoader,
     StepCost,
@@ -39,6 +40,7 @@ from stoker.units import (
     ESTIMATE,
     Style,
     TimeUnit,
+    as_fast,
     capital,
     cost_change_words,
     count,
@@ -75,6 +77,7 @@ _LIMITS: dict[Bottleneck, str] = {
     "workers": "too few loader workers are the limit",
     "latency": "what each loader worker waits for is the limit",
     "accelerator": "the accelerator is the limit, not the data",
+    "launch": "the script's own thread, which launches the GPU's work, is the limit, not the data",
     "network": "the network is the limit",
     "storage": "the storage is the limit",
     "none": "nothing waits long enough to be worth a change",
@@ -108,9 +111,16 @@ def profile_words(record: Profile) -> str:
 def unfed_words(loader: ProfiledLoader | None, feed: FeedSettings | None = None) -> str:
     """Returns why data hosts cannot make a loader's batches; empty: they can, or unknown."""
     words = unreached_words(loader, feed)
-    if words or loader is None or loader.shippable is None or loader.shippable.ok:
+    if words or loader is None:
         return words
-    return f"{loader.class_name} gets no help from data hosts: {loader.shippable.why}"
+    why = ""
+    if loader.shippable is not None and not loader.shippable.ok:
+        why = loader.shippable.why
+    elif loader.fails_in_workers:
+        why = f"it fails in a worker ({loader.fails_in_workers})"
+    if not why:
+        return ""
+    return f"{loader.class_name} gets no help from data hosts: {why}"
 
 
 def unreached_words(loader: ProfiledLoader | None, feed: FeedSettings | None = None) -> str:
@@ -185,7 +195,7 @@ def decision_words(record: Decision) -> str:
 def _plan_and_speed(plan: Plan) -> str:
     if plan.predicted is None:
         return plan_in_words(plan)
-    return f"{plan_in_words(plan)}, {plan.predicted.speedup:.2f} times as fast"
+    return f"{plan_in_words(plan)}, {as_fast(plan.predicted.speedup)}"
 
 
 def _previous_words(record: Decision) -> str:
@@ -316,10 +326,18 @@ def free_words(decision: Decision) -> str:
     text = f"First, at no cost: {numbered(workers, 'loader worker')} per host"
     if plan.action == "scale_up":
         text += f" on {dnn.instance_type}, whose cores are idle"
-    text += f", {ms(outcome.counted_seconds)} per step, {outcome.speedup:.2f}x as fast"
+    text += f", {ms(outcome.counted_seconds)} per step, {as_fast(outcome.speedup)}"
     if outcome.accelerator_seconds:
-        text += f", accelerators busy {percentage(outcome.accelerator_utilization)}"
+        busy = percentage(outcome.accelerator_utilization)
+        text += f", accelerators busy {busy}{busy_scope(outcome)}"
     return f"{text}."
+
+
+def busy_scope(outcome: Predicted) -> str:
+    """Returns where a plan's accelerators are that busy, where its time is of whole epochs."""
+    if is_whole_longer(outcome.step_seconds, outcome.counted_seconds):
+        return " within epochs"
+    return ""
 
 
 def added_hosts_words(groups: Iterable[Group]) -> str:
@@ -370,6 +388,44 @@ def plan_name(plan: Plan, *, today: Group | None = None) -> str:
     if len(groups) > 1 and hosts[0] == hosts[1]:
         groups = groups[1:]
     return " and ".join(f"{count(g.count, f'{g.role} host')} ({g.instance_type})" for g in groups)
+
+
+def _notes_on(training: Training) -> list[str]:
+    """Returns what a reader of a good run's figures has to know beside them."""
+    notes = []
+    if training.bad_samples:
+        notes.append(f"{numbered(training.bad_samples, 'bad sample')}, listed in bad_samples.csv")
+    if balance := balance_words(training):
+        notes.append(balance)
+    if memory := memory_cause(training):
+        notes.append(f"memory was short: {memory}")
+    # The platform says why: hosts share cores, or cores count as hosts of a cloud.
+    kinds = (NOT_COMPARABLE, UNHELPED)
+    notes += [event.what for event in training.events if event.what.startswith(kinds)]
+    notes += [group.made_words for group in training.useless_groups]
+    if training.busy:
+        notes.append(f"{BUSY} ({training.busy})")
+    return notes
+
+
+def balance_words(training: Training) -> str:
+    """Returns what `feed.balance` has changed, or why nothing; empty: it was not asked for."""
+    loaders = training.balance
+    if not loaders:
+        return ""
+    loader = max(loaders, key=lambda loader: loader.steps)
+    if not loader.steps:
+        return f"ranks were not balanced: {loader.why_not}"
+    words = (
+        f"ranks were balanced: in {numbered(loader.steps, 'step')} the one with the most had "
+        f"{percentage(loader.drawn_excess, places=1)} more bytes than the mean as drawn, "
+        f"{percentage(loader.dealt_excess, places=1)} as dealt"
+    )
+    if loader.too_long_steps:
+        words += f" (one sample alone was more in {loader.too_long_steps} of them)"
+    if loader.why_not:
+        words += f"; not in all epochs: {loader.why_not}"
+    return words
 
 
 def memory_cause(
@@ -455,21 +511,11 @@ def training_words(training: Training) -> str:
         if training.predicted_usd is not None:
             predicted = usd(training.predicted_usd, is_estimate=training.is_estimate)
             more += f" (predicted {predicted})"
-    if training.bad_samples:
-        noun = "bad sample" if training.bad_samples == 1 else "bad samples"
-        more += f"; {training.bad_samples:,} {noun}, listed in bad_samples.csv"
-    if memory := memory_cause(training):
-        more += f"; memory was short: {memory}"
-    # The platform says why: hosts share cores, or cores count as hosts of a cloud.
-    kinds = (NOT_COMPARABLE, UNHELPED)
-    more += "".join(f"; {event.what}" for event in training.events if event.what.startswith(kinds))
-    more += "".join(f"; {group.made_words}" for group in training.useless_groups)
-    if training.busy:
-        more += f"; {BUSY} ({training.busy})"
+    more += "".join(f"; {note}" for note in _notes_on(training))
     if measured is None:
         done = "training succeeded"
         if training.steps:
-            done += f", {training.steps} steps"
+            done += f", {numbered(training.steps, 'step')}"
         return f"{done}; no step was timed{more}"
     took = step_words(
         step_seconds=measured.step_seconds,
@@ -481,7 +527,7 @@ def training_words(training: Training) -> str:
     )
     if busy := busy_words(training.gpus):
         took += f", {busy}"
-    return f"{measured.steps} steps of {took}{counted_words(measured)}{more}"
+    return f"{numbered(measured.steps, 'step')} of {took}{counted_words(measured)}{more}"
 
 
 def counted_words(measured: Measured) -> str:
@@ -496,7 +542,7 @@ def counted_words(measured: Measured) -> str:
         share = percentage(loaders.share)
         words = f"; steps of 1 of {loaders.all} loaders, which gave {share} of the batches"
     if loaders.made_here:
-        words += f"; {loaders.made_here} loaders lived too short for a data host"
+        words += f"; {numbered(loaders.made_here, 'loader')} lived too short for a data host"
     return words
 
 
@@ -645,7 +691,7 @@ def _cost_table(
     rows: Sequence[tuple[str, StepCost]], *, is_billed: bool, has_accelerators: bool
 ) -> list[str]:
     has_whole = any(is_whole_longer(row.step_seconds, row.counted_seconds) for _, row in rows)
-    cost_head = "$ per 1000 steps" if is_billed else "CPU-s per step"
+    cost_head = "$ per 1,000 steps" if is_billed else "CPU-s per step"
     table = [["", "whole epochs", "step", cost_head, "accelerator-s"]]
     for name, row in rows:
         cost = _figure(row.cpu_seconds)
@@ -672,7 +718,7 @@ def _performance_words(performance: Performance | None) -> list[str]:
         return []
     if performance.busy:
         return [f"{BUSY} ({performance.busy})"]
-    speedup = f"{performance.speedup:.2f} times as fast"
+    speedup = as_fast(performance.speedup)
     if performance.action == "keep":
         is_same = abs(performance.speedup - 1) <= _SAME_HOSTS
         why = "no gain by stoker" if is_same else "the machine's load or speed changed in between"
@@ -761,8 +807,8 @@ def epoch_words(
         if is_first_shared:
             makers = "the workers of a data host make"
         lines.append(
-            f"an epoch of {steps:.0f} steps begins with {_seconds(start.seconds)} of waiting "
-            f"({seen}): {makers} its first batch"
+            f"an epoch of {numbered(round(steps), 'step')} begins with {_seconds(start.seconds)} "
+            f"of waiting ({seen}): {makers} its first batch"
         )
     if between and between.seconds >= shortest:
         lines.append(

@@ -7,10 +7,10 @@ Callers say for how long a call is worth repeating, and what they tell the user 
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, wait
 from typing import TypeVar
 
 from stoker.errors import ServiceError, ServiceErrorKind
+from stoker.pending_error import PendingError
 
 ResultT = TypeVar("ResultT")
 # Returns seconds from an arbitrary beginning, and waits for seconds; tests bring their own.
@@ -26,19 +26,25 @@ MAX_PAUSE_SECONDS = 60.0
 
 def within(seconds: float, work: Callable[[], ResultT]) -> ResultT:
     """Returns the result of `work`, or raises its error, or TimeoutError after `seconds`."""
-    answer = Future[ResultT]()
+    results: list[ResultT] = []
+    failure = PendingError()
+    is_done = threading.Event()
 
     def run() -> None:
         try:
-            answer.set_result(work())
+            results.append(work())
         except BaseException as err:  # raised below, in the other thread
-            answer.set_exception(err)
+            failure.keep(err)
+        finally:
+            is_done.set()
 
     # A daemon: a look-up that hangs must not keep the process alive.
     threading.Thread(target=run, daemon=True).start()
-    if not wait([answer], seconds).done:
+    if not is_done.wait(seconds):
         raise TimeoutError(f"no answer within {seconds:g} s")
-    return answer.result()
+    if failure.is_there:
+        raise failure.take()
+    return results[0]
 
 
 def may_pass(error: ServiceError) -> bool:

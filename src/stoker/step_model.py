@@ -78,6 +78,7 @@ _WORDS: Mapping[Bottleneck, str] = {
     "workers": "too few loader workers",
     "latency": "what each loader worker waits for (latency)",
     "accelerator": "the accelerator",
+    "launch": "the script's own thread, which launches the GPU's work",
     "storage": "the storage or network, which all workers share",
     "network": "the network",
     "none": "the training itself: loading costs nothing",

@@ -14,7 +14,6 @@ from typing import Literal
 
 Style = Literal["terminal", "page"]
 NBSP = "\N{NO-BREAK SPACE}"
-_THIN = "\N{NARROW NO-BREAK SPACE}"
 _MINUS = "\N{MINUS SIGN}"
 NOT_KNOWN = "not known"
 # Before dollars that come from an estimated price.
@@ -25,7 +24,7 @@ _WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", 
 _RANKS_DIFFER = 0.05
 # Of a step: by less whole epochs are not said to be slower than it.
 _WORTH_A_WORD = 0.01
-# A smaller error would be written as 0.0 %.
+# A smaller error would be written as 0.0%.
 _SAME_TIME = 0.0005
 # A change of a step's cost below it is written as 0%.
 SAME_COST = 0.005
@@ -56,7 +55,7 @@ class TimeUnit:
 
     def tick(self, seconds: float, *, last: bool) -> str:
         """Writes a mark of an axis as short as possible; the last one has the unit."""
-        text = f"{seconds * self.per_second:.10g}"
+        text = f"{seconds * self.per_second:,.10g}"
         if last:
             return text + NBSP + self.symbol
         return text
@@ -103,7 +102,7 @@ def digits(value: float, figures: int, *, max_places: int = 9) -> str:
 
 
 def _grouped(value: float, places: int) -> str:
-    return f"{value:,.{places}f}".replace(",", _THIN)
+    return f"{value:,.{places}f}"
 
 
 def usd(value: float | None, *, is_estimate: bool = False) -> str:
@@ -125,14 +124,14 @@ def apart(one: float, other: float) -> tuple[str, str]:
 
 
 def percent(fraction: float | None) -> str:
-    """Writes `0.64` as `64 %`."""
+    """Writes `0.64` as `64%`."""
     if fraction is None:
         return NOT_KNOWN
     return _percent(abs(fraction), sign="")
 
 
 def signed_percent(fraction: float | None) -> str:
-    """Writes a change with its sign: 0.2 as `+20 %`."""
+    """Writes a change with its sign: 0.2 as `+20%`."""
     if fraction is None:
         return NOT_KNOWN
     if fraction < 0:
@@ -140,12 +139,14 @@ def signed_percent(fraction: float | None) -> str:
     return _percent(fraction, sign="+")
 
 
-def times(factor: float | None) -> str:
-    """Writes a speed-up: `1.72`, with as many digits as a measurement supports."""
-    if factor is None:
-        return NOT_KNOWN
-    figures = 3 if factor < 100 else 2
-    return digits(factor, figures)
+def times(factor: float) -> str:
+    """Writes a ratio, wherever one is written: `1.80`, `12.3`, `0.98`."""
+    return digits(factor, 3, max_places=2)
+
+
+def as_fast(speedup: float) -> str:
+    """Writes a speed-up for a sentence: `1.80 times as fast`."""
+    return f"{times(speedup)} times as fast"
 
 
 def metric(value: float | None) -> str:
@@ -171,7 +172,7 @@ def figure(value: float, *, figures: int = 6) -> str:
 
 
 def whole(value: int) -> str:
-    """Formats a count: `10 000`, a thin space between thousands."""
+    """Formats a count: `10,000`."""
     return _grouped(value, 0)
 
 
@@ -185,10 +186,12 @@ def count(number: int, noun: str, plural: str | None = None) -> str:
     return f"{whole(number)} {nouns}"
 
 
-def numbered(number: int, noun: str) -> str:
-    """Writes a number of things for a terminal: `1 worker`, `12 workers`."""
-    plural = "" if number == 1 else "s"
-    return f"{number} {noun}{plural}"
+def numbered(number: int, noun: str, plural: str | None = None) -> str:
+    """Writes a number of things for a terminal: `1 worker`, `1,250 steps`."""
+    nouns = plural or f"{noun}s"
+    if number == 1:
+        nouns = noun
+    return f"{whole(number)} {nouns}"
 
 
 def capital(text: str) -> str:
@@ -199,11 +202,11 @@ def _percent(fraction: float, *, sign: str) -> str:
     value = fraction * 100
     if value < 0.05:
         # It would be written as 0.0, with a sign that says nothing.
-        return f"0{NBSP}%"
-    # No decimals from 10 % on; 9.96 would be 10.0.
+        return "0%"
+    # No decimals from 10% on; 9.96 would be 10.0.
     if value >= 9.95:
-        return f"{sign}{_grouped(value, 0)}{NBSP}%"
-    return f"{sign}{value:.1f}{NBSP}%"
+        return f"{sign}{_grouped(value, 0)}%"
+    return f"{sign}{value:.1f}%"
 
 
 def ms(seconds: float) -> str:
@@ -341,7 +344,7 @@ def duration(seconds: float) -> str:
 def size(num_bytes: float) -> str:
     """Writes bytes for a terminal, with three significant digits: `900 kB`, `4.05 MB`."""
     for unit, bytes_of_one in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        # 999.9 kB are written as 1.00 MB, not as 1 000 kB.
+        # 999.9 kB are written as 1.00 MB, not as 1,000 kB.
         if num_bytes >= 0.9995 * bytes_of_one:
             return f"{digits(num_bytes / bytes_of_one, 3)} {unit}"
     return f"{num_bytes:.0f} B"

@@ -76,11 +76,11 @@ CAUSES = [
     ),
     (
         *("StokerCostsMoreThanPredicted", {PREDICTED: f"10+0x{MINUTES}"}, 1250),
-        "Run night-7 has spent $12.5, over 20 % more than predicted",
+        "Run night-7 has spent $12.5, over 20% more than predicted",
     ),
     (
         *("StokerBudgetNearlySpent", {MAX: f"15+0x{MINUTES}"}, 1250),
-        "Run night-7 has spent $12.5, over 80 % of constraints.max_usd, at which it is ended",
+        "Run night-7 has spent $12.5, over 80% of constraints.max_usd, at which it is ended",
     ),
     (
         *("StokerDataGroupIdle", {BUSY: f"0+12x{MINUTES}"}, 60),

@@ -2,6 +2,7 @@
 
 import multiprocessing
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch.distributed as dist
 
 from stoker.errors import FeedError
 from stoker.feed import balance
-from stoker.feed.balance import SampleCosts, class_of, cost_of, sizes_of
+from stoker.feed.balance import RankGroup, SampleCosts, class_of, cost_of, sizes_of
 
 
 def results_of_two_ranks(measure: Callable[..., None], folder: Path) -> list[Any]:
@@ -32,8 +33,10 @@ def results_of_two_ranks(measure: Callable[..., None], folder: Path) -> list[Any
 
 
 def exchange_alone(store: str, told) -> None:
-    balance._EXCHANGE_SECONDS = 1.0
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=2)
+    balance._MIN_EXCHANGE_SECONDS = 1.0
+    dist.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=0, world_size=2, timeout=timedelta(seconds=1)
+    )
     try:
         SampleCosts(3).exchange()
     except FeedError as err:
@@ -61,7 +64,7 @@ def test_a_rank_that_does_not_iterate_is_an_error_and_no_hang(tmp_path):
         assert rank.exitcode == 0
     what, fix = told.get()
     assert what.startswith("the ranks could not exchange what samples cost")
-    assert fix == "let all ranks iterate over this loader, or leave feed.balance out"
+    assert fix.startswith("let all ranks iterate over this loader, also where one only looks at")
 
 
 def exchange_with_another(store: str, rank: int, told) -> None:
@@ -114,5 +117,78 @@ def test_an_epoch_whose_order_the_ranks_do_not_share_is_not_dealt(tmp_path):
     for _, is_known, said in results:
         assert is_known == [True, False, True, True]
         (text,) = said
-        assert "rank 0 draws samples by epoch 1, 4 samples, rank 1 by epoch 0, 4 samples" in text
+        assert "rank 0 draws samples by epoch 1, rank 1 by epoch 0: " in text
         assert "call set_epoch(epoch) on all of them" in text
+
+
+def exchange_by_new_loaders(store: str, rank: int, told) -> None:
+    groups = []
+    made = dist.new_group
+
+    def counted(*args, **options):
+        groups.append(made(*args, **options))
+        return groups[-1]
+
+    dist.new_group = counted
+    group = RankGroup()
+    for start in range(2):
+        dist.init_process_group(
+            "gloo", init_method=f"file://{store}-{start}", rank=rank, world_size=2
+        )
+        # Another dataset each time, as of many files.
+        for number in range(3):
+            costs = SampleCosts(4 + number, group=group)
+            costs.note([rank], sizes_of([bytes(100)]))
+            costs.exchange()
+            assert costs.is_known
+        dist.destroy_process_group()
+    told.put(len(groups))
+
+
+def test_all_loaders_of_a_rank_exchange_by_one_group_also_where_ranks_meet_again(tmp_path):
+    assert results_of_two_ranks(exchange_by_new_loaders, tmp_path) == [2, 2]
+
+
+def exchange_of_two_loaders(store: str, rank: int, told) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    group = RankGroup()
+    said: list[str] = []
+    loaders = [
+        SampleCosts(4, name=name, say=said.append, group=group)
+        for name in ("Clips, train.py:12", "Texts, train.py:13")
+    ]
+    # The second rank opens them in another order.
+    for costs in loaders if rank == 0 else reversed(loaders):
+        costs.note([rank], sizes_of([bytes(100)]))
+        costs.exchange("epoch 1")
+    told.put(([costs.is_known for costs in loaders], said))
+
+
+def test_ranks_that_open_two_loaders_in_another_order_do_not_mix_their_costs(tmp_path):
+    for is_known, said in results_of_two_ranks(exchange_of_two_loaders, tmp_path):
+        assert is_known == [False, False]
+        assert "4 samples of Clips, train.py:12, rank 1" in said[0]
+
+
+def exchange_without_measures(store: str, rank: int, told) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    results = []
+    for indices, samples in (([0, 1], b""), (["a", "b"], sizes_of([bytes(9)] * 2)), ([], b"")):
+        said: list[str] = []
+        costs = SampleCosts(4, say=said.append)
+        costs.exchange()
+        if indices:
+            costs.note(indices, samples)
+        costs.num_taken = 1
+        costs.exchange()
+        results.append(said)
+    told.put(results)
+
+
+def test_an_epoch_in_which_no_sample_was_measured_is_named(tmp_path):
+    for results in results_of_two_ranks(exchange_without_measures, tmp_path):
+        assert results == [
+            ["what its samples cost is not seen where they are collated"],
+            ["its sampler gives other things than places in the dataset"],
+            ["no data host has made its batches"],
+        ]

@@ -3,10 +3,13 @@
 import functools
 import secrets
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import closing
 from io import StringIO
+from typing import TextIO
 
 import pytest
 import zmq
@@ -47,7 +50,7 @@ class Run:
     def __init__(self):
         self.failures: list[Change] = []
         self.verdicts: dict[str, MembershipVerdict] = {}
-        self.log = StringIO()
+        self.log: TextIO = StringIO()
         self._closing: list[Callable[[], None]] = []
         with zmq.Context() as context, context.socket(zmq.PAIR) as probe:
             self.port = probe.bind_to_random_port("tcp://127.0.0.1")
@@ -209,6 +212,34 @@ def test_stages_are_told_at_once_and_to_those_that_come_later(run):
     assert leader.unready == ("d1",)
     again.tell("ready")
     until(lambda: leader.unready == ())
+
+
+def test_a_log_that_nobody_reads_holds_up_nobody(run, full_pipe):
+    read, run.log = full_pipe
+    coordinator = run.coordinator(agents=("d1", "d2"))
+    run.joined("d1")
+    run.joined("d2")
+    coordinator.end("succeeded", exit_code=0, reason="")
+    assert run.verdict("d1").kind == "decided"
+    # Whoever reads again sees all of it.
+    lines: list[bytes] = []
+    while len(lines) < 3:
+        lines += [line for line in [read.readline()] if b"host=leader" in line]
+    assert b"coordinator_listening" in lines[0]
+    assert [b"host_joined" in line for line in lines[1:]] == [True, True]
+
+
+def test_a_log_that_nobody_reads_does_not_hold_up_the_end_of_a_process(full_pipe):
+    _, stream = full_pipe
+    script = """
+import sys
+from stoker import logs
+logs.LAST_SECONDS = 0.1
+logs.Log(run="r", host="h").event("run_joined")
+sys.exit(7)
+"""
+    ended = subprocess.run([sys.executable, "-c", script], stderr=stream, timeout=100, check=False)
+    assert ended.returncode == 7
 
 
 def test_close_waits_for_goodbyes_and_measures_the_release(run):

@@ -24,7 +24,7 @@ def start():
     is_held.wait()
     child = multiprocessing.get_context("fork").Process(target=make, daemon=True)
     start_to_last(child.start)
-    child.join(20)
+    child.join(150)
     os.write(2, f"ended with {child.exitcode}".encode())
     child.kill()
     os._exit(0)

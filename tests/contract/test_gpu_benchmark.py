@@ -1,7 +1,9 @@
 """What the GPU benchmark makes of decisions and of rows; it runs in tests/e2e."""
 
 import json
+import re
 import sys
+import types
 from dataclasses import replace
 from pathlib import Path
 
@@ -97,3 +99,77 @@ def test_the_committed_figures_name_their_machine_and_date():
         assert isinstance(row, Figure | gpu_honesty.Judged)
         assert str(where["date"]) >= "2026-11-26"
         assert where["device"]
+
+
+def options(*words):
+    return gpu.parsed(list(words))
+
+
+def test_a_whole_run_takes_fifteen_minutes_and_has_the_cases_of_the_audit():
+    cases = gpu.wanted(options())
+    assert sum(gpu.expected_seconds(*case) for case in cases) <= gpu.SECONDS == 900
+    asked = {"starved", "GPU-bound", "no workers", "too few workers", "torch.compile"}
+    asked |= {"transfer", "neighbour", "Hugging Face", "Lightning"}
+    assert {name for group, name in cases if group == "honesty"} == asked
+    assert {group for group, _ in cases} == {"honesty", "ingest", "losses", "decoding"}
+    # What is named runs, of whatever group.
+    named = gpu.wanted(options("--case", "rand", "accumulation", "resnet50"))
+    assert named == [
+        ("honesty", "accumulation"),
+        ("decoding", "rand"),
+        ("neighbours", "resnet50"),
+    ]
+    assert gpu.wanted(options("--only", "to_device")) == [("to_device", "300 small tensors")]
+
+
+HERE = {"device": "a GPU", "commit": "abc", "date": "2026-11-28T13:00:00+00:00"}
+
+
+@pytest.mark.parametrize(
+    ("measured", "is_done"),
+    [
+        ({}, True),
+        ({"by": "honesty: transfer"}, False),
+        ({"commit": "older"}, False),
+        ({"device": "another GPU"}, False),
+        ({"date": "2026-11-27T13:00:00+00:00"}, False),
+    ],
+    ids=["of this run", "another case", "another commit", "another GPU", "long ago"],
+)
+def test_a_part_goes_on_after_the_cases_of_the_parts_before(measured, is_done):
+    row = Figure(group="ingest", case="19 MB", figure="GB/s into the device", stoker=1.0)
+    place = {**HERE, "by": "ingest: 19 MB", "date": "2026-11-28T12:50:00+00:00", **measured}
+    assert gpu.has_run("ingest", "19 MB", [(row, place)], here=HERE) == is_done
+
+
+def test_rows_are_written_with_the_case_that_made_them_and_a_failure_keeps_the_others(tmp_path):
+    file = tmp_path / "gpu.json"
+    done = Figure(group="ingest", case="4.8 MB", figure="GB/s into the device", stoker=1.0)
+
+    def made(bench, name):
+        yield done
+        if name == "broken":
+            raise ValueError("no such thing")
+
+    before = dict(gpu.MAKERS)
+    gpu.MAKERS["ingest"] = (made, ("whole", "broken"))
+    bench = types.SimpleNamespace(left=lambda: 60.0)
+    try:
+        fine, broken = (
+            gpu.has_succeeded("ingest", name, bench, file=file, where=HERE)
+            for name in ("whole", "broken")
+        )
+    finally:
+        gpu.MAKERS.clear()
+        gpu.MAKERS.update(before)
+    assert (fine, broken) == (True, False)
+    ((row, place),) = gpu.read(file)
+    assert (row, place["by"], place["device"]) == (done, "ingest: whole", "a GPU")
+    now = {**HERE, "date": place["date"]}
+    assert gpu.has_run("ingest", "whole", gpu.read(file), here=now)
+    assert not gpu.has_run("ingest", "broken", gpu.read(file), here=now)
+
+
+@pytest.mark.parametrize("name", [case.name for case in gpu_honesty.CASES])
+def test_a_case_has_a_name_that_a_workload_may_have(name):
+    assert re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?", gpu_honesty.run_name(name))

@@ -81,7 +81,7 @@ def test_a_run_of_one_host_has_its_gpus_load_in_all_places(tmp_path):
     assert busy.utilization is not None
     assert 0.2 <= busy.utilization.mean <= 0.4
     assert busy.step_utilization is not None
-    assert busy.throttled == {"power": 1.0, "thermal": 0.0, "other": 0.0}
+    assert busy.throttled == pytest.approx({"power": 1.0, "thermal": 0.0, "other": 0.0})
     assert other.utilization is not None
     assert other.utilization.mean == 0.0
     assert {row.gpu for row in read_rows(output / "gpu.csv")} == {"0", "1"}
@@ -94,6 +94,47 @@ def test_a_run_of_one_host_has_its_gpus_load_in_all_places(tmp_path):
     assert passive.observed.gpu_utilization == busy.step_utilization
     assert [gpu.uuid for gpu in passive.observed.gpus] == [*UUIDS]
     assert events(log, "gpu_load_unread") == []
+
+
+# Computes on the second of three GPUs, which it chose itself, until the load of one is logged.
+CHOOSES = """
+import os, sys, time
+from pathlib import Path
+Path(sys.argv[1]).mkdir()
+Path(sys.argv[1], str(os.getpid())).touch()
+logs, deadline = Path(os.environ["STOKER_TEST_DIR"], "run", "logs"), time.monotonic() + 60
+while not any("gpu_load count=1" in log.read_text(errors="replace") for log in logs.iterdir()):
+    assert time.monotonic() < deadline, "the load of one GPU was not logged"
+    time.sleep(0.05)
+"""
+
+
+def test_a_run_has_the_load_of_its_own_gpus_and_not_of_other_peoples(tmp_path):
+    contexts = tmp_path / "contexts"
+    theirs = FakeGpu(uuid=UUIDS[0], utilization=(97,), foreign_pids=(os.getpid(),))
+    own = FakeGpu(uuid=UUIDS[1], utilization=(25,), contexts=str(contexts))
+    idle = FakeGpu(uuid="GPU-cc33", utilization=(0,))
+    script = {"script": CHOOSES, "arguments": [str(contexts)]}
+    with job(tmp_path, theirs, own, idle, **script) as run:
+        record = run.training()
+        log = run.log(run.leader)
+    assert [gpu.uuid for gpu in record.gpus] == [UUIDS[1]]
+    now = gpus_in(events(log, "gpu_load")[-1])
+    assert now is not None
+    assert (now.count, now.utilization) == (1, 0.25)
+    assert events(log, "gpu_load_incomplete") == []
+
+
+def test_where_no_process_is_named_all_gpus_count_and_a_note_says_so(tmp_path):
+    first = FakeGpu(uuid=UUIDS[0], utilization=(97,), foreign_pids=(4_190_000,))
+    second = FakeGpu(uuid=UUIDS[1], utilization=(25,), foreign_pids=(4_190_001,))
+    script = {"script": UNTIL_LOGGED, "arguments": ["gpu_load count=2"]}
+    with job(tmp_path, first, second, **script) as run:
+        record = run.training()
+        log = run.log(run.leader)
+    assert (record.status, len(record.gpus)) == ("succeeded", 2)
+    (event,) = events(log, "gpu_load_incomplete")
+    assert "which of the 2 GPUs the run uses is not known" in event.values["text"]
 
 
 def test_the_gpus_of_all_training_hosts_are_in_the_leaders_record(tmp_path):

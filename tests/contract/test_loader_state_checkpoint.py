@@ -220,7 +220,7 @@ def _no_worker_stays():
     gc.collect()
     for child in multiprocessing.active_children():
         # It was told to end, and may not have come to it.
-        child.join(10.0)
+        child.join(150.0)
     assert multiprocessing.active_children() == []
 
 

@@ -110,7 +110,7 @@ def test_a_sample_that_ends_its_process_is_left_out(kind, seeding):
 
 @pytest.mark.parametrize("kind", [Deadly, DeadlyMany])
 def test_a_sample_that_hangs_is_left_out(kind):
-    with pool_of(kind((HANGING,)), timeout=0.3) as pool:
+    with pool_of(kind((HANGING,)), timeout=1.0) as pool:
         values = made(pool, [job(0, range(8, 12)), job(1, range(4))])
     batch, bad = values[0]
     assert [int(row[0]) for row in batch] == [8, 10, 11]
@@ -170,7 +170,7 @@ def test_batches_in_parts_have_the_bad_samples_of_whole_ones(on_error, seeding, 
         assert made(pool, jobs) == alone
         assert pool._can_split
         assert not pool._splits
-    assert len(parts_made) > 20
+    assert len(parts_made) > 10
 
 
 class AllDrawing(Deadly):
@@ -412,7 +412,7 @@ def test_many_bad_samples_do_not_use_up_the_workers():
 
 @pytest.mark.parametrize("splits", [False, True])
 @pytest.mark.parametrize(
-    "seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(3, 120))]
+    "seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(3, 140))]
 )
 def test_any_deadly_samples_leave_the_same_batches_on_any_workers(seed, splits, parts_made):
     """Raising, killing and hanging samples anywhere, made by one worker and by several, killed."""

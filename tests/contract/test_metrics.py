@@ -41,6 +41,7 @@ NAMES = {
     "stoker_feed_bytes": "counter",
     "stoker_feed_duplicate_batches": "counter",
     "stoker_feed_moved_batches": "counter",
+    "stoker_feed_shared_samples": "counter",
     "stoker_feed_busy_seconds": "counter",
     "stoker_feed_cpu_seconds": "counter",
     "stoker_feed_in_flight_batches": "gauge",
@@ -119,7 +120,7 @@ class Waiting:
 
 
 def scrape(port):
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=150) as answer:
         return answer.read().decode()
 
 

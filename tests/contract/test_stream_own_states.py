@@ -376,6 +376,34 @@ def test_a_state_costs_little_of_the_time_that_batches_take(monkeypatch):
     assert dataset.num_asked == 3
 
 
+# How often workers were asked for a state.
+ASKED = torch.zeros(1, dtype=torch.int64).share_memory_()
+
+
+class Expensive(Counting):
+    def state_dict(self) -> dict[str, object]:
+        ASKED.add_(1)
+        time.sleep(0.05)
+        return {"place": self.place, **self.data}
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("data", [{}, {"buffer": bytes(5 << 20)}], ids=["short", "too long"])
+def test_what_a_state_takes_is_known_to_the_workers_of_later_epochs(monkeypatch, num_workers, data):
+    # An epoch is much shorter than 1000 times of it.
+    monkeypatch.setattr(own_states, "_SHARE", 1000.0)
+    dataset = Expensive()
+    dataset.data = data
+    # A dataset in the trainer's process outlives the epoch: its iterator is asked, which has none.
+    loader = loader_of(dataset, num_workers, persistent=False)
+    asked: list[int] = []
+    for _ in range(3):
+        ASKED.zero_()
+        assert len(list(loader)) == COUNT // 3
+        asked.append(int(ASKED))
+    assert asked == ([2, 0, 0] if num_workers else [1, 1, 1])
+
+
 @pytest.mark.parametrize(
     ("state", "words"),
     [(b"0" * (5 << 20), "5.0 MiB, more than 4 MiB"), (object(), "plain values, tensors")],

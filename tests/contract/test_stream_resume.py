@@ -3,8 +3,8 @@
 import itertools
 import os
 import random
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -103,6 +103,83 @@ class Reordered(Divided):
             yield {**sample, "facts": str(facts)}
 
 
+class Cursor:
+    __slots__ = ("place",)
+
+    def __init__(self) -> None:
+        self.place = 0
+
+
+class Remembering(Divided):
+    """Keeps plain values of all kinds: each epoch begins with those of the last one."""
+
+    number = 0
+    is_over: bool
+    folder: object
+
+    def __init__(self, length: int = 30) -> None:
+        super().__init__(length)
+        self.is_forward = True
+        self.last_key = ""
+        self.rest = b""
+        self.words = ["a", "b"]
+        self.seen: set[int] = set()
+        self.place: tuple[str, int] = ("0.tar", 0)
+        self.offsets: dict[str, int] = {}
+        self.counts: Counter[str] = Counter()
+        self.parts: defaultdict[str, list[int]] = defaultdict(list)
+        self.best: float | None = None
+        self.epoch = -1
+        self.cursor = Cursor()
+        self.total = np.int64(0)
+        self.buckets: list[list[int]] = [[], []]
+        self.nested: dict[str, object] = {"at": {"file": "0.tar", "line": 0}}
+        self.bytes = bytearray(b"ab")
+
+    def change(self) -> None:
+        self.epoch += 1
+        self.number += 1
+        self.is_forward = not self.is_forward
+        self.last_key += str(random.randrange(10))
+        self.rest += bytes([self.epoch])
+        self.words = [*self.words[1:], self.last_key]
+        self.seen.add(random.randrange(1000))
+        self.place = (f"{self.epoch}.tar", self.epoch)
+        self.offsets[self.last_key] = self.epoch
+        self.counts[self.last_key[-1]] += 1
+        self.parts["a"].append(self.epoch)
+        self.best = random.random() if self.best is None else self.best / 2
+        self.cursor.place += 3
+        self.total += np.int64(7)
+        self.buckets[self.epoch % 2].append(random.randrange(10))
+        self.nested["at"] = {"file": self.last_key, "line": self.epoch}
+        self.bytes += b"c"
+        self.is_over = self.epoch > 0
+
+    def __iter__(self) -> Iterator[dict[str, object]]:
+        self.change()
+        facts = {**vars(self), "place": self.cursor.place, "number": self.number}
+        facts["seen"] = sorted(self.seen)
+        del facts["cursor"]
+        for sample in super().__iter__():
+            yield {**sample, "facts": str(facts)}
+
+
+class Cycling(Divided):
+    """Each epoch goes on where the last one has stopped in a cycle, and in a generator."""
+
+    def __init__(self, length: int = 30) -> None:
+        super().__init__(length)
+        self.files = itertools.cycle(range(7))
+        self.numbers: Iterator[int] | None = None
+
+    def __iter__(self) -> Iterator[dict[str, object]]:
+        if self.numbers is None:
+            self.numbers = (number * number for number in itertools.count())
+        for sample in super().__iter__():
+            yield {**sample, "file": next(self.files), "number": next(self.numbers)}
+
+
 class Order:
     epoch = 0
 
@@ -157,6 +234,7 @@ KINDS: dict[str, Callable[[], Dataset[object]]] = {
     "shuffled": Shuffled,
     "counted": Counted,
     "reordered": Reordered,
+    "remembering": Remembering,
     "an error": Broken,
     "data pipe": piped,
     "data pipe in two": forked,
@@ -170,6 +248,21 @@ LOADERS: dict[str, dict[str, object]] = {
     "no batches": {"num_workers": 2, "batch_size": None},
     "last dropped": {"num_workers": 2, "drop_last": True, "prefetch_factor": 3},
 }
+# Where a dataset's state is: in the script, in workers of one epoch, in those of all epochs. The
+# other loaders differ in how samples become batches, which no dataset knows: `make soak` has them
+# with all kinds.
+WITH_ALL_KINDS = ("inline", "three workers", "persistent")
+WITH_ALL_LOADERS = ("shuffled", "an error")
+
+
+def of_loaders(kinds: Iterable[str]) -> list:
+    cases = []
+    for kind in kinds:
+        for name, options in LOADERS.items():
+            is_often = name in WITH_ALL_KINDS or kind in WITH_ALL_LOADERS
+            marks = () if is_often else pytest.mark.soak
+            cases.append(pytest.param(kind, options, id=f"{kind}-{name}", marks=marks))
+    return cases
 
 
 def seed() -> None:
@@ -243,8 +336,7 @@ def resumed(kind: str, options: dict[str, object], state: dict[str, object]) -> 
     return loader
 
 
-@pytest.mark.parametrize("options", LOADERS.values(), ids=LOADERS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "options"), of_loaders(KINDS))
 def test_a_stream_resumes_exactly(kind, options):
     expected = uninterrupted(kind, options)
     last = len(expected[1])
@@ -255,9 +347,9 @@ def test_a_stream_resumes_exactly(kind, options):
         assert taken(iter(loader)) == expected[2]
 
 
-@pytest.mark.parametrize("options", LOADERS.values(), ids=LOADERS)
 @pytest.mark.parametrize(
-    "kind", ["divided", "shuffled", "counted", "reordered", "an error", "chain"]
+    ("kind", "options"),
+    of_loaders(["divided", "shuffled", "counted", "reordered", "remembering", "an error", "chain"]),
 )
 def test_a_state_between_epochs_resumes_exactly(kind, options):
     expected = uninterrupted(kind, options, 4)
@@ -271,6 +363,83 @@ def test_a_state_between_epochs_resumes_exactly(kind, options):
     state = again.state_dict()
     again = resumed(kind, options, state)
     assert [taken(iter(again)) for _ in range(2)] == expected[2:]
+
+
+@pytest.mark.parametrize("place", [0, 1, 4, None])
+def test_an_iterator_that_persistent_workers_keep_is_read_again_from_the_first_epoch(place, capfd):
+    options = LOADERS["persistent"]
+    expected = uninterrupted_of(Cycling(), options, 4)
+    loader = built(Cycling(), options)
+    seed()
+    batches = [taken(iter(loader)) for _ in range(2)]
+    if place is not None:
+        batches.append(taken(iter(loader), place))
+    state = loader.state_dict()
+    again = built(Cycling(), options)
+    again.load_state_dict(state)
+    rest = [taken(iter(again)) for _ in range(2)]
+    if place is not None:
+        rest[0] = batches.pop() + rest[0]
+    assert batches + rest == expected
+    assert "batches of the epochs before it" in capfd.readouterr().err
+
+
+def test_an_iterator_that_a_stream_without_workers_keeps_is_said(capfd):
+    loader = built(Cycling(), {})
+    taken(iter(loader))
+    assert "stream_state_refused" not in capfd.readouterr().err
+    loader.state_dict()
+    assert "dataset.files is an iterator that has not ended" in capfd.readouterr().err
+    other = built(Cycling(), {})
+    taken(iter(other))
+    taken(iter(other))
+    assert "dataset.files is an iterator that has not ended" in capfd.readouterr().err
+
+
+class Opening(Divided):
+    """Opens its source at its first use."""
+
+    source: object = None
+    is_open = False
+
+    def __init__(self, length: int = 30) -> None:
+        super().__init__(length)
+        self.epoch = -1
+        self.last_key = ""
+        self.open_path = ""
+
+    def __iter__(self) -> Iterator[dict[str, object]]:
+        if not self.is_open:
+            self.source, self.is_open, self.open_path = object(), True, "data/0.db"
+        assert self.source is not None
+        self.epoch += 1
+        self.last_key += "k"
+        for sample in super().__iter__():
+            yield {**sample, "epoch": self.epoch, "key": self.last_key, "path": self.open_path}
+
+
+@pytest.mark.parametrize("options", [LOADERS["inline"], LOADERS["persistent"]], ids=["0", "2"])
+def test_what_says_that_a_source_is_open_is_not_kept_without_it(options):
+    expected = uninterrupted_of(Opening(), options, 3)
+    seed()
+    loader = built(Opening(), options)
+    batches = [taken(iter(loader)) for _ in range(2)]
+    again = built(Opening(), options)
+    again.load_state_dict(loader.state_dict())
+    assert [*batches, taken(iter(again))] == expected
+
+
+def built(dataset: Dataset[object], options: dict[str, object]) -> "stoker.DataLoader[object]":
+    given: dict[str, Any] = {"batch_size": 4} | options
+    return stoker.DataLoader(dataset, **given)
+
+
+def uninterrupted_of(
+    dataset: Dataset[object], options: dict[str, object], epochs: int
+) -> list[list[str]]:
+    seed()
+    loader = built(dataset, options)
+    return [taken(iter(loader)) for _ in range(epochs)]
 
 
 def test_a_state_between_epochs_takes_the_workers_of_the_script():

@@ -256,10 +256,39 @@ def test_persistent_workers_make_epoch_after_epoch(tmp_path):
     assert [row[3] for row in rows_of(tmp_path)][:3] == ["13"] * 3
 
 
+class Logged(Numbers):
+    """Writes down which processes make its samples."""
+
+    def __init__(self, bad: tuple[int, ...], log: Any) -> None:
+        super().__init__(bad)
+        self.log = log
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        with self.log.open("a") as file:
+            file.write(f"{os.getpid()}\n")
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("is_made_again", [False, True])
+def test_errors_that_came_again_are_doubted_in_no_later_epoch(tmp_path, is_made_again):
+    log = tmp_path / "pids"
+    process = process_of(tmp_path, on_error="skip")
+    bad = tuple(range(1, 12))
+    dataset = Logged(bad, log)
+    kept = loader_of(dataset, workers=1)
+    num_processes = []
+    for _ in range(2):
+        log.write_text("")
+        loader = loader_of(dataset, workers=1) if is_made_again else kept
+        assert sum(map(len, placed(loader, process))) == SIZE - len(bad)
+        num_processes.append(len(set(log.read_text().split())))
+    assert num_processes[0] > num_processes[1] == 1
+
+
 def test_a_spawned_worker_finds_it_as_well(tmp_path):
     process = process_of(tmp_path, on_error="skip")
     dataset = Numbers((EXIT,), is_deadly=True)
-    loader = loader_of(dataset, multiprocessing_context="spawn")
+    loader = loader_of(dataset, workers=1, multiprocessing_context="spawn")
     assert sum(map(len, epochs_of(loader, process, 1)[0])) == SIZE - 1
 
 
@@ -368,3 +397,18 @@ def test_any_samples_any_workers_any_prefetch_give_what_raising_ones_give(seed):
     }
     loader = loader_of(kind(bad, is_deadly=True), workers=rng.randint(1, 4), **more)
     assert epochs_of(loader, process_of(on_error=on_error, seeding=seeding)) == expected
+
+
+class Rows(ManyNumbers):
+    """As a table of rows: a list of indices is one sample, and `__getitems__` is for batches."""
+
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        return torch.tensor(index)
+
+
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+def test_without_batches_a_worker_makes_one_sample_of_what_the_sampler_gives(on_error):
+    lists: Any = [[0, 1], [4, 5, 6]]
+    loader = DataLoader(Rows(), batch_size=None, sampler=lists, num_workers=1)
+    process = process_of(on_error=on_error, sample_timeout_seconds=100.0)
+    assert epochs_of(loader, process, 1) == [lists]

@@ -27,7 +27,8 @@ PLACES = (
     ((1, 4), (2, 2)),
     ((2, 2), (1, 4)),
 )
-OFTEN = 3
+# What is saved, stopped and resumed: test_balanced_ranks. Here a rank is killed, too.
+OFTEN = 1
 SEEDS = 100
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]

@@ -91,21 +91,24 @@ def test_an_unchanged_script_is_fed_through_the_whole_chain(tmp_path, script):
         pytest.skip(f"no {script.needs} here: make test-libraries")
     project(tmp_path, script)
     # Where other programs disturb the profile, it trains on these.
-    hosts = ("--group", "dnn=local.c1:1", "--group", "data=local.c1:1:1")
-    done = process(
-        "run", "workload.yaml", "--yes", *hosts, cwd=tmp_path, env=ENVIRON, timeout=TIMEOUT_SECONDS
-    )
+    fed_by_data_host = ["--set", "feed.local_workers=0"]
+    fed_by_data_host += ["--group", "dnn=local.c1:1", "--group", "data=local.c1:1:1"]
+    words = ["run", "workload.yaml", "--yes", *fed_by_data_host]
+    done = process(*words, cwd=tmp_path, env=ENVIRON, timeout=TIMEOUT_SECONDS)
     assert done.returncode == 0, done.stderr
     (run,) = (tmp_path / "runs").iterdir()
-    training = read_json(run / "training.json", Training)
-    assert training.steps == script.steps
+
+    assert read_json(run / "training.json", Training).steps == script.steps
 
     # Fed: every step of every epoch came through the feed, and the data host made all batches.
-    fed = run.with_name("fed")
-    words = ("train", "workload.yaml", "--name", "fed", *hosts, "--set", "feed.local_workers=0")
-    train = process(*words, cwd=tmp_path, env=ENVIRON, timeout=TIMEOUT_SECONDS)
-    assert train.returncode == 0, train.stderr
-    assert read_json(fed / "training.json", Training).steps == script.steps
+    fed = run
+    if not (run / "feed.csv").is_file():
+        # The profile was quiet, and its advice to keep today's hosts.
+        fed = run.with_name("fed")
+        words = ["train", "workload.yaml", "--name", "fed", *fed_by_data_host]
+        trained = process(*words, cwd=tmp_path, env=ENVIRON, timeout=TIMEOUT_SECONDS)
+        assert trained.returncode == 0, trained.stderr
+        assert read_json(fed / "training.json", Training).steps == script.steps
     assert batches_of_data_hosts((fed / "feed.csv").read_text()) >= 1
 
     # What it waits for: samples that sleep are nothing that a CPU, a disk or a network limits.
@@ -123,7 +126,7 @@ def test_an_unchanged_script_is_fed_through_the_whole_chain(tmp_path, script):
 
     # The same losses on today's hosts as with a data host.
     assert len(printed(run)) == script.steps
-    words = ("train", "workload.yaml", "--name", "alone")
+    words = ["train", "workload.yaml", "--name", "alone"]
     alone = process(*words, cwd=tmp_path, env=ENVIRON, timeout=TIMEOUT_SECONDS)
     assert alone.returncode == 0, alone.stderr
     assert printed(tmp_path / "runs" / "alone") == printed(run) == printed(fed)

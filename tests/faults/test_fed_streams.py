@@ -291,3 +291,26 @@ def test_stream_that_kills_its_process_is_an_error(host):
     assert trainer.end() != 0
     assert "shard 1 of the iterable dataset cannot be made" in trainer.errors
     assert "exit code 7, 3 times at the same place" in trainer.errors
+
+
+@pytest.mark.parametrize("kind", ["by environment", "by group"])
+def test_a_stream_that_divides_itself_by_what_says_its_rank_has_its_own_on_hosts(
+    hosts, kind, tmp_path
+):
+    options = {"kind": kind, "epochs": 1, "world": 2}
+
+    def given(rank: int, name: str) -> dict:
+        group = str(tmp_path / name) if kind == "by group" else None
+        return options | {"rank": rank, "group": group}
+
+    def started(rank: int) -> Trainer:
+        env = {"RANK": str(rank), "WORLD_SIZE": "2"}
+        return run_script(given(rank, "alone"), env=env, script=SCRIPT)
+
+    ranks = (0, 1)
+    runs = [hosts.train(workers=0, script=SCRIPT, **given(rank, "fed")) for rank in ranks]
+    fed = [run.finish() for run in runs]
+    alone = [started(rank) for rank in ranks]
+    assert fed == [run.finish() for run in alone]
+    assert fed[0][0]["ids"] == [0, 4, 8, 12]
+    assert fed[1][0]["ids"] == [1, 5, 9, 13]

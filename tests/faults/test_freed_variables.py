@@ -34,6 +34,13 @@ def test_a_loader_without_data_hosts_keeps_no_variable(name):
     assert all_is_freed(run_script(LOADERS[name], script=SCRIPT).finish())
 
 
+def test_watched_workers_without_data_hosts_keep_no_variable():
+    env = {"STOKER_FEED": '{"sample_timeout_seconds": 60.0}'}
+    given = LOADERS["workers"] | {"ways": ["ahead"]}
+    lines = run_script(given, env=env, script=SCRIPT).finish()
+    assert [line["freed"] for line in lines] == [True, True]
+
+
 FEEDS: dict[str, dict[str, object]] = {
     "raise": {},
     "skip": {"on_error": "skip", "max_errors": 1.0},
@@ -55,3 +62,15 @@ def fed(request):
 @pytest.mark.parametrize(("fed", "name"), FED, indirect=["fed"], scope="module")
 def test_a_fed_loader_keeps_no_variable(fed, name, workers):
     assert all_is_freed(fed.train(workers=workers, script=SCRIPT, **LOADERS[name]).finish())
+
+
+def test_iterators_that_are_left_in_cycles_do_not_hold_up_the_feed():
+    with Cluster(agents=1, feed={"lease_seconds": 5.0}) as cluster:
+        cluster.wait_for_agents()
+        trainer = cluster.train(script="cycles_script.py")
+        (line,) = trainer.finish()
+        log = cluster.log_of(0).read_text()
+    # Torch waits 5 s for each of the 20 workers, one after the other.
+    assert line["batches"] == 16
+    assert float(str(line["seconds"])) < 50.0
+    assert "silent" not in trainer.errors + log

@@ -120,7 +120,7 @@ def test_a_kill_for_memory_is_named_with_the_limit(tmp_path, small_memory):
         assert hosts.code("algo-3") == 137
         failure = (hosts.ml("algo-3") / "output" / "failure").read_text()
     assert "out of memory" in failure
-    assert "limit 0.1 GiB" in failure
+    assert "limit 134 MB" in failure
 
 
 def test_a_data_host_with_another_runs_token_is_told_at_once(tmp_path):

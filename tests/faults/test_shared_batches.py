@@ -163,6 +163,28 @@ def test_a_host_without_a_batch_makes_samples_of_the_last_one(pair, tmp_path):
     assert trainer.finish() == reference(script=SCRIPT, epochs=3)
 
 
+def test_the_last_batches_of_two_ranks_are_shared_and_counted(pair):
+    ranks = []
+    for rank in range(2):
+        # Hosts are free for the last batches of the first rank once the other one has ended.
+        given = {"rank": rank, "world": 2, "sample_seconds": 0.03 / (1 + 2 * rank)}
+        ranks.append(pair.paused(script=SCRIPT, pause_at=1, **given))
+
+    def are_ready():
+        return all(one.errors.count(" agent_ready ") >= pair.agents for one in ranks)
+
+    wait_until(are_ready, "all are ready")
+    for trainer in ranks:
+        trainer.go_on()
+    read = [trainer.finish() for trainer in ranks]
+    # Made without data hosts.
+    assert read == [reference(script=SCRIPT, rank=rank) for rank in range(2)]
+    samples = sum(sum(shared_samples(ranks[0], batch=number)) for number in range(4))
+    assert sum(shared_samples(ranks[0], batch=3)) > 0
+    feed = pair.coordinator.progress[0].feed
+    assert sum(host.shared_samples for host in feed.hosts) == samples
+
+
 @pytest.mark.parametrize("killed", [LAST, LAST_OF_OTHER], ids=["that collates", "that helps"])
 def test_a_host_killed_at_the_last_batch_changes_nothing(pair, tmp_path, killed):
     trainer, hosts = started_to_its_end(pair, tmp_path, epochs=3)
@@ -236,16 +258,24 @@ def test_the_error_of_the_first_sample_in_order_counts(sharing, bad):
     assert {"epoch": 2, "batch": 0, "error": f"sample {bad[0]} is broken"} in expected
 
 
-@pytest.mark.parametrize("batch_size", [24, 48])
-@pytest.mark.parametrize("on_error", ["skip", "replace"])
-def test_bad_samples_of_another_host_are_the_same_ones(sharing, on_error, batch_size):
+@pytest.mark.parametrize(
+    ("on_error", "batch_size", "spoils"),
+    [
+        ("skip", 24, False),
+        ("skip", 48, False),
+        ("replace", 24, False),
+        ("replace", 48, False),
+        ("skip", 24, True),
+    ],
+)
+def test_bad_samples_of_another_host_are_the_same_ones(sharing, on_error, batch_size, spoils):
     options = {"bad": [5, 13, 14, 40], "sample_seconds": 0.01, "epochs": 3}
     options["batch_size"] = batch_size
     feed = {"on_error": on_error, "max_errors": 100}
     alone = sharing.train(
         script=SCRIPT, env=env_of(sharing, split_batches="auto", **feed), **options | {"epochs": 1}
     )
-    trainer = started(sharing, env=env_of(sharing, **feed), **options)
+    trainer = started(sharing, env=env_of(sharing, **feed), **options, spoils=spoils)
     lines = trainer.finish()
     assert alone.finish() == lines[: 96 // batch_size]
     assert shared_samples(trainer)

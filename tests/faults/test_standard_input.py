@@ -1,5 +1,6 @@
 """The script of `stoker train` and `stoker profile` reads the standard input of the command."""
 
+import shlex
 import sys
 from pathlib import Path
 
@@ -23,6 +24,13 @@ def said(tmp_path, *words, given):
 @pytest.mark.parametrize("given", ["hello\n", None])
 def test_a_training_reads_what_the_command_is_given(tmp_path, given):
     assert f"read {given or ''!r}" in said(tmp_path, "train", given=given)
+
+
+def test_a_training_whose_command_has_no_standard_input_reads_nothing(tmp_path):
+    stoker = Path(sys.executable).with_name("stoker")
+    train = shlex.join([str(stoker), "train", "--", sys.executable, "-c", READ])
+    ended = ran(["bash", "-c", f"{train} <&-"], cwd=tmp_path, timeout=100)
+    assert "read ''" in ended.stdout + ended.stderr
 
 
 def test_a_profiled_script_reads_it_too(tmp_path):

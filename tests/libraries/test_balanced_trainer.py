@@ -9,11 +9,12 @@ from support.balanced_runs import global_batches, imbalance, ran
 pytestmark = [pytest.mark.library, pytest.mark.timeout(400)]
 
 
-def test_the_trainers_global_batches_are_kept_and_its_ranks_balanced(tmp_path):
+@pytest.mark.parametrize("way", ["transformers", "transformers by length"])
+def test_the_trainers_global_batches_are_kept_and_its_ranks_balanced(tmp_path, way):
     if importlib.util.find_spec("transformers") is None:
         pytest.skip("no transformers here: make test-libraries")
-    before, _ = ran("transformers", tmp_path / "before", balance=None)
-    after, log = ran("transformers", tmp_path / "after", balance="cost")
+    before, _ = ran(way, tmp_path / "before", balance=None)
+    after, log = ran(way, tmp_path / "after", balance="cost")
     assert "loader_not_balanced" not in log
     assert global_batches(after) == global_batches(before)
     for epoch in (1, 2):

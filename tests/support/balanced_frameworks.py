@@ -25,6 +25,8 @@ _steps: list[list[object]] = []
 
 
 class Rows(Dataset[Sample]):
+    held: object = None
+
     def __len__(self) -> int:
         return NUM_SAMPLES
 
@@ -98,7 +100,22 @@ def with_lightning() -> None:
     trainer.fit(Model(), loader_of(shuffle=True))
 
 
-def with_transformers() -> None:
+class Tokens(Rows):
+    """With the lengths that transformers groups by."""
+
+    def __getitem__(self, index: int) -> Any:
+        return {"input_ids": [1] * LENGTHS[index], "index": index}
+
+
+def padded_tokens(samples: list[dict[str, Any]]) -> Batch:
+    return padded([(one["index"], torch.ones(len(one["input_ids"]))) for one in samples])
+
+
+def with_transformers_by_length() -> None:
+    with_transformers(Tokens(), padded_tokens, train_sampling_strategy="group_by_length")
+
+
+def with_transformers(data: Any = None, collate: Any = padded, **options: Any) -> None:
     from transformers import Trainer, TrainingArguments
 
     class Watching(Trainer):
@@ -117,8 +134,9 @@ def with_transformers() -> None:
         disable_tqdm=True,
         remove_unused_columns=False,
         use_cpu=True,
+        **options,
     )
-    Watching(Network(), arguments, train_dataset=Rows(), data_collator=padded).train()
+    Watching(Network(), arguments, train_dataset=data or Rows(), data_collator=collate).train()
 
 
 def with_a_loader_made_in_each_epoch() -> None:
@@ -142,12 +160,28 @@ def with_a_seed_of_each_rank() -> None:
             took(epoch, batch)
 
 
+def with_a_rank_that_makes_its_batches_itself() -> None:
+    torch.distributed.init_process_group("gloo")
+    data = Rows()
+    if os.environ["RANK"] == "0":
+        # Of what only one rank opens, such as a writer of its log: it cannot be sent.
+        data.held = (number for number in range(3))
+    sampler: DistributedSampler[Sample] = DistributedSampler(data, seed=SEED)
+    loader = DataLoader(data, BATCH_SIZE, sampler=sampler, num_workers=1, collate_fn=padded)
+    for epoch in range(EPOCHS):
+        sampler.set_epoch(epoch)
+        for batch in loader:
+            took(epoch, batch)
+
+
 WAYS: dict[str, Callable[[], None]] = {
     "accelerate": with_accelerate,
     "lightning": with_lightning,
     "transformers": with_transformers,
+    "transformers by length": with_transformers_by_length,
     "made in each epoch": with_a_loader_made_in_each_epoch,
     "a seed of each rank": with_a_seed_of_each_rank,
+    "one rank makes its own": with_a_rank_that_makes_its_batches_itself,
 }
 
 

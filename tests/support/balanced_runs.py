@@ -5,7 +5,7 @@ import json
 import statistics
 from collections import defaultdict
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from stoker.records import FeedSettings
 from support.local_job import LocalJob
@@ -15,11 +15,13 @@ _SCRIPT = Path(__file__).parent / "balanced_frameworks.py"
 Steps = list[list]
 
 
-def ran(way: str, folder: Path, *, balance: Literal["cost"] | None) -> tuple[list[Steps], str]:
-    """Returns the steps of each rank, and the log of their host."""
+def ran(
+    way: str, folder: Path, *, balance: Literal["cost"] | None, **settings: Any
+) -> tuple[list[Steps], str]:
+    """Returns the steps of each rank, and the log of their host; `settings` are of the feed."""
     folder.mkdir()
     command = ("python", str(_SCRIPT), way, str(folder))
-    feed = FeedSettings(lease_seconds=20, balance=balance)
+    feed = FeedSettings(lease_seconds=20, balance=balance, **settings)
     options = {"data": 1, "processes": 2, "feed": feed}
     with LocalJob(folder / "job", command, replace_dataloader=True, **options) as job:
         job.succeeds()

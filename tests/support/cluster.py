@@ -30,7 +30,7 @@ from support import forked_tree
 from support.processes import DEADLINE_SECONDS, started
 from support.processes import until as wait_until
 from support.tokens import new_token
-from support.warm_python import WarmProcess, clean_environ, warm_up
+from support.warm_python import WarmProcess, born_environ, clean_environ, warm_up
 
 SUPPORT = Path(__file__).parent
 # A lease that a starved machine does not end: a host that is lost by its lease leaves, and for the
@@ -38,9 +38,8 @@ SUPPORT = Path(__file__).parent
 FEED = {"lease_seconds": 10.0, "start_deadline_seconds": 40.0, "until_ready": "wait"}
 # For hosts that are struck: long enough for the others, if the machine stands still for 2 s.
 SHORT_LEASE = {"lease_seconds": 5.0}
-# Variables that Python or torch read as they start, and those that a script is forked with.
+# Variables that Python or torch read as they start.
 _READ_AT_START = ("PYTHON", "OMP_", "MKL_", "LD_", "TORCH", "CUDA")
-_FORKED_WITH = os.environ | {"OMP_NUM_THREADS": "1"}
 # Torch sets it for itself, in a process of tests that imports Lightning: all but the quickest runs.
 _SET_BY_TORCH = {"TORCHINDUCTOR_CACHE_DIR"}
 
@@ -172,9 +171,10 @@ def reference(*, rank=0, script="feed_script.py", **given) -> list[Line]:
 
 
 def _may_be_forked(variables: Mapping[str, str]) -> bool:
-    names = {name for name in _FORKED_WITH | variables if name.startswith(_READ_AT_START)}
+    born_with = born_environ()
+    names = {name for name in {*born_with, *variables} if name.startswith(_READ_AT_START)}
     names -= _SET_BY_TORCH
-    return all(variables.get(name) == _FORKED_WITH.get(name) for name in names)
+    return all(variables.get(name) == born_with.get(name) for name in names)
 
 
 @dataclass

@@ -7,8 +7,10 @@ question while a graph is captured, are errors, as in CUDA.
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+
+from stoker.feed.device_events import DeviceEvent
 
 
 class DeviceDouble:
@@ -88,6 +90,9 @@ class DeviceDouble:
         """Raises what CUDA raises at any question now."""
         self._ask()
 
+    def check_times(self) -> None:
+        """Raises where events of this device have no times."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventDouble:
@@ -104,8 +109,10 @@ class EventDouble:
         self.device.check()
         self.device.wait_until(self.passed_at)
 
-    def elapsed_time(self, end_event: "EventDouble") -> float:
+    def elapsed_time(self, end_event: DeviceEvent) -> float:
+        assert isinstance(end_event, EventDouble)
         self.device.check()
+        self.device.check_times()
         if end_event.device is not self.device:
             raise RuntimeError("CUDA error: invalid resource handle")
         if not (self.query() and end_event.query()):
@@ -128,7 +135,10 @@ class LoaderDouble(Iterator[int]):
         workers: int,
         prefetch_factor: int = 2,
         batches: int = 10**9,
+        slow: Mapping[int, float] | None = None,
     ) -> None:
+        """`slow`: seconds more that some batches take, by their number."""
+        self._slow = slow or {}
         self._device = device
         self._batch_seconds = batch_seconds
         self._batches = batches
@@ -145,14 +155,18 @@ class LoaderDouble(Iterator[int]):
         """Batches that next() would find, one after the other, at once."""
         return sum(ready_at <= self._device.seconds for ready_at in self._ready_at)
 
+    @property
+    def is_read_out(self) -> bool:
+        return self._taken == self._batches
+
     def __next__(self) -> int:
-        if self._taken == self._batches:
+        if self.is_read_out:
             raise StopIteration
         if self.num_workers:
             self._device.seconds = max(self._device.seconds, self._ready_at.popleft())
             self._begin()
         else:
-            self._device.work(self._batch_seconds)
+            self._device.work(self._seconds_of(self._taken))
         self._taken += 1
         return self._taken - 1
 
@@ -160,8 +174,11 @@ class LoaderDouble(Iterator[int]):
         if self._begun == self._batches:
             return
         worker = self._begun % self.num_workers
-        self._free_at[worker] = (
-            max(self._free_at[worker], self._device.seconds) + self._batch_seconds
+        self._free_at[worker] = max(self._free_at[worker], self._device.seconds) + self._seconds_of(
+            self._begun
         )
         self._ready_at.append(self._free_at[worker])
         self._begun += 1
+
+    def _seconds_of(self, number: int) -> float:
+        return self._batch_seconds + self._slow.get(number, 0.0)

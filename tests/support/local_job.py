@@ -93,7 +93,9 @@ def assert_nothing_left(run_dir: Path, pids: set[int]) -> None:
         is_free = not is_listening(port) or is_of_another_tester(port)
         assert is_free, f"port {port} is still bound"
     shared = os.listdir("/dev/shm") if os.path.isdir("/dev/shm") else []
-    theirs = [n for n in shared if set(map(int, re.findall(r"\d+", n)[:1])) & pids]
+    # Whole numbers, as torch_PID_...: random names as sem.mp-yw630n9a have digits, too.
+    whole = re.compile(r"(?<![a-z0-9])\d+(?![a-z0-9])")
+    theirs = [n for n in shared if set(map(int, whole.findall(n)[:1])) & pids]
     assert not theirs, f"shared memory is left: {theirs}"
     assert not (run_dir / "token").exists()
 

@@ -33,7 +33,9 @@ def pool_of(
     timeout=None,
     auto_collation=True,
     splits=False,
+    hosts_on_error=None,
 ):
+    """Args: hosts_on_error: What the host is told, where that is another than the trainer's."""
     context = multiprocessing.get_context("fork")
     spec = DatasetSpec(
         dataset=dataset,
@@ -49,7 +51,7 @@ def pool_of(
         child.start()
         return child
 
-    rules = LossRules(on_error=on_error, timeout_seconds=timeout)
+    rules = LossRules(on_error=hosts_on_error or on_error, timeout_seconds=timeout)
     pool = WorkerPool(start, num_workers=num_workers, rules=rules, splits=splits)
     with contextlib.closing(pool):
         yield pool

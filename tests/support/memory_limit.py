@@ -38,9 +38,23 @@ class MemoryGroup:
             pytest.skip(f"version 1 of control groups has no {name}")
         (self.folder / name).write_text(str(value))
 
+    def let_swap(self, num_bytes: int | str) -> None:
+        """Sets what may be swapped out of it, or "max"; version 1 lets it swap all it may."""
+        file = self.folder / "memory.swap.max"
+        if file.exists():
+            file.write_text(str(num_bytes))
+
     def limit(self, num_bytes: int) -> None:
         """Sets the limit; where more is in use, blocks until so much is swapped out or dropped."""
-        until(lambda: self._is_limited(num_bytes), what="the limit is set")
+        until(lambda: self._is_limited(num_bytes), what="the limit is set", seconds=120)
+
+    def squeeze(self, num_bytes: int) -> None:
+        """Has the kernel swap out what is above, and kill nothing; else as `limit`."""
+        if not self.is_v2:
+            self.limit(num_bytes)
+            return
+        # `memory.max` kills, where a swap file is slower than the kernel waits for it.
+        (self.folder / "memory.high").write_text(str(num_bytes))
 
     def _is_limited(self, num_bytes: int) -> bool:
         name = "memory.max" if self.is_v2 else "memory.limit_in_bytes"
@@ -97,6 +111,7 @@ def memory_limit(num_bytes: int = UNLIMITED) -> Iterator[MemoryGroup]:
         if not (folder / "memory.stat").exists():
             pytest.skip("this machine has no control groups for memory")
         group = MemoryGroup(folder, is_v2=is_v2)
+        group.let_swap(0)
         group.limit(num_bytes)
         yield group
 

@@ -15,6 +15,7 @@ import itertools
 import os
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ LIBC.malloc.argtypes = [ctypes.c_size_t]
 LIBC.memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
 LEAKED_BYTES = 20_000
 KEPT_FIRST = 200
-WARM_UP_STEPS = 50
+WARM_UP_STEPS = 15
 COPIED_BYTES = 700_000_000
 # Early: a profile counts later steps.
 WAITING_STEP = 5
@@ -299,8 +300,43 @@ CASES = {
 }
 
 
-def main() -> None:
-    asked = dict(word.split("=", 1) for word in [*DEFAULTS.split(), *sys.argv[1:]])
+class CopiesAndCaches(ListOfPaths):
+    """Reads its paths one by one, and keeps each sample."""
+
+    def __init__(self, asked: dict[str, str]) -> None:
+        super().__init__(asked)
+        self.cache: dict[int, torch.Tensor] = {}
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index not in self.cache:
+            self.cache[index] = super().__getitem__(index)
+        return self.cache[index]
+
+
+class KeepsNothing(OneTensor):
+    """Has an array, a tensor and a mapped file, and keeps its first samples."""
+
+    def __init__(self, asked: dict[str, str]) -> None:
+        super().__init__(asked)
+        self.mapped = MemoryMap(asked)
+        self.names = OneArray(asked)
+        self.first = BoundedCache(asked)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        others = (self.mapped, self.names, self.first)
+        return super().__getitem__(index) + sum(part[index] for part in others)
+
+
+CASES["copies and caches"] = CopiesAndCaches
+CASES["keeps nothing"] = KeepsNothing
+
+
+def asked_by(words: list[str]) -> dict[str, str]:
+    return dict(word.split("=", 1) for word in [*DEFAULTS.split(), *words])
+
+
+def loader_of(asked: dict[str, str]) -> DataLoader[torch.Tensor]:
+    """Returns the script's loader, in the control group and beside the files that it asks for."""
     if "group" in asked:
         Path(asked["group"], "cgroup.procs").write_text(str(os.getpid()))
     if "copied_to" in asked:
@@ -308,10 +344,9 @@ def main() -> None:
             for _ in range(COPIED_BYTES // 1_000_000):
                 file.write(bytes(1_000_000))
     torch.set_num_threads(1)
-    dataset = CASES[asked["case"]](asked)
     workers = int(asked["workers"])
-    loader = DataLoader(
-        dataset,
+    return DataLoader(
+        CASES[asked["case"]](asked),
         int(asked["batch"]),
         shuffle=True,
         num_workers=workers,
@@ -319,7 +354,11 @@ def main() -> None:
         prefetch_factor=int(asked["prefetch"]) if workers else None,
         collate_fn=KeepingCollate() if asked.get("collate") == "keeps" else None,
     )
-    train(loader, asked)
+
+
+def main() -> None:
+    asked = asked_by(sys.argv[1:])
+    train(loader_of(asked), asked)
 
 
 def wait_for(file: Path) -> None:
@@ -334,7 +373,7 @@ class History:
         self.outputs: dict[str, list[torch.Tensor]] = collections.defaultdict(list)
 
 
-def train(loader: DataLoader[torch.Tensor], asked: dict[str, str]) -> None:
+def train(loader: Iterable[torch.Tensor], asked: dict[str, str]) -> None:
     weight = torch.zeros(1, requires_grad=True)
     optimizer = torch.optim.SGD([weight], lr=0.1)
     keeps, history = asked.get("keeps"), History()
@@ -365,7 +404,7 @@ def train(loader: DataLoader[torch.Tensor], asked: dict[str, str]) -> None:
                 scores.extend(outputs.detach().reshape(-1)[:20_000].tolist())
             if keeps == "warm-up" and len(history.outputs["first"]) < WARM_UP_STEPS:
                 history.outputs["first"].append(torch.ones(1_000_000))
-            if keeps == "numbers":
+            if keeps in ("numbers", "warm-up"):
                 losses.append(loss.item())
 
 

@@ -64,7 +64,9 @@ class FakeSlice:
 class FakeGpu:
     """A GPU; `refuses`: code of the error by function; `lost_after`: looks until it is lost.
 
-    `utilization`: percent in successive looks, again and again.
+    `utilization`: percent in successive looks, again and again. `contexts`: folder with a file for
+    each process that computes there, named by its pid; `foreign_pids`: further ones. Of a container
+    the driver tells the host's pids, which are not those that the container sees.
     """
 
     uuid: str = "GPU-c4b1b2e6-3a1e-4f4f-9e1a-000000000000"
@@ -81,6 +83,8 @@ class FakeGpu:
     lost_after: int | None = None
     lost_code: int = 15
     looks: int = 0
+    contexts: str = ""
+    foreign_pids: tuple[int, ...] = ()
 
 
 @dataclass
@@ -166,6 +170,14 @@ class FakeNvml:
         total, used = of.memory_total, of.memory_used
         return SimpleNamespace(total=total, used=used, free=total - used)
 
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: _Handle) -> list[SimpleNamespace]:
+        self._ask(handle, "nvmlDeviceGetComputeRunningProcesses")
+        gpu = handle.gpu
+        pids = list(gpu.foreign_pids)
+        if gpu.contexts and os.path.isdir(gpu.contexts):
+            pids += [int(name) for name in os.listdir(gpu.contexts)]
+        return [SimpleNamespace(pid=pid, usedGpuMemory=1 << 30) for pid in pids]
+
     def nvmlDeviceGetPowerUsage(self, handle: _Handle) -> int:
         self._ask(handle, "nvmlDeviceGetPowerUsage")
         self._must_be_whole(handle)
@@ -235,5 +247,6 @@ def from_environment(environ: Mapping[str, str] = os.environ) -> FakeNvml:
         slices = fields.pop("slices")
         parts = None if slices is None else tuple(FakeSlice(**part) for part in slices)
         fields["utilization"] = tuple(fields["utilization"])
+        fields["foreign_pids"] = tuple(fields["foreign_pids"])
         gpus.append(FakeGpu(**fields, slices=parts))
     return FakeNvml(*gpus, init_code=document["init_code"])

@@ -94,11 +94,12 @@ def changed(result: RankResult, /, **fields: object) -> RankResult:
     return msgspec.structs.replace(result, **fields)
 
 
-def profile_of(*ranks, kind="local.c1", count=1, **what) -> Profile:
+def profile_of(*ranks, kind="local.c1", count=1, gpus=(), **what) -> Profile:
     return combine(
         ranks,
         group=TodaysGroup(instance_type=kind, count=count),
         settings=ProfileSettings(),
         workload_sha256=None,
         what=what,
+        gpus=gpus,
     )

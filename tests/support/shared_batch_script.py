@@ -2,7 +2,8 @@
 
 Prints one JSON line a batch: its epoch, number and values, or its error. With `pause_at` it waits
 for a line before that epoch. From the second epoch on, samples in `holds` wait until the test has
-made a file `go` in `folder`; `bad` ones raise. `heavy` ones take so many seconds, and all
+made a file `go` in `folder`; `bad` ones raise, and with `spoils` so do all later ones of their
+process. `heavy` ones take so many seconds, and all
 of them `slower` times as long on a data host. With `leaves_at` it leaves that epoch before that
 batch, once `go` is there.
 """
@@ -27,6 +28,7 @@ DEFAULTS = {
     "pause_at": None,
     "holds": [],
     "bad": [],
+    "spoils": False,
     "sample_seconds": 0.0,
     "size": 3,
     "heavy": {},
@@ -43,6 +45,7 @@ class Noted(torch.utils.data.Dataset):
     def __init__(self, given: dict) -> None:
         self.given = given
         self.trainer_pid = os.getpid()
+        self.is_spoilt = False
 
     def __len__(self) -> int:
         return self.given["samples"]
@@ -59,7 +62,10 @@ class Noted(torch.utils.data.Dataset):
         is_here = self.trainer_pid in (os.getpid(), os.getppid())
         time.sleep(seconds if is_here else seconds * given["slower"])
         drawn = torch.rand(given["size"])
+        if self.is_spoilt:
+            raise RuntimeError("current transaction is aborted")
         if index in given["bad"]:
+            self.is_spoilt = given["spoils"]
             raise LookupError(f"sample {index} is broken")
         return drawn, index
 

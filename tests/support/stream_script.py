@@ -57,6 +57,15 @@ class Stream(IterableDataset):
     def ids(self) -> list[int]:
         given, info = self.given, get_worker_info()
         mine = list(range(given["rank"], given["samples"], given["world"]))
+        if given["kind"] == "by environment":
+            # As many scripts divide their streams, and webdataset's split_by_node.
+            rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+            mine = list(range(rank, given["samples"], world))
+        if given["kind"] == "by group":
+            assert torch.distributed.is_initialized()
+            assert torch.distributed.get_backend() == "gloo"
+            rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
+            mine = list(range(rank, given["samples"], world))
         if given["kind"] == "duplicated" or info is None:
             return mine
         assert info.dataset is self

@@ -157,6 +157,12 @@ def ends_well(*argv: str, timeout: float) -> None:
 
 
 @functools.cache
+def born_environ() -> dict[str, str]:
+    """Returns the variables that the fork server begins with, wherever tests ask for it first."""
+    return clean_environ()
+
+
+@functools.cache
 def _forker() -> socket.socket:
     """Returns the channel to the fork server, which has begun if it was not there."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -166,7 +172,7 @@ def _forker() -> socket.socket:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             pass_fds=[theirs.fileno()],
-            env=clean_environ(**{ROOM: "x" * ROOM_BYTES}),
+            env=born_environ() | {ROOM: "x" * ROOM_BYTES},
         )
 
     owner = os.getpid()

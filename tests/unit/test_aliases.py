@@ -152,6 +152,69 @@ def test_a_small_view_of_much_memory_sends_what_it_uses(view):
     assert torch.equal(back[0], small)
 
 
+def test_many_columns_of_a_large_matrix_are_sent_as_small_as_they_are():
+    # Too many to compare all; their memory lies between each other's.
+    matrix = torch.arange(300_000.0).view(100, 3000)
+    columns = [matrix[:, place] for place in range(0, 3000, 30)]
+    encoded, back = sent(columns)
+    assert encoded.nbytes <= sum(column.nbytes + 64 for column in columns)
+    assert equal(tuple(columns), tuple(back))
+
+
+GAPS = {
+    "a crop": lambda x: x[:, 5:45, 7:47],
+    "every other frame": lambda x: x[::2, :, :20],
+    "a column": lambda x: x[:, :, 3],
+    "a crop of a transpose": lambda x: x.permute(1, 2, 0)[3:40, 2:],
+    "channels last, cropped": lambda x: x.permute(1, 2, 0).contiguous().permute(2, 0, 1)[:, 2:, 3:],
+    "every third element": lambda x: x.reshape(-1)[::3],
+    "one row of many": lambda x: x[1:2, ::4, ::2],
+    "halves": lambda x: x.half()[:, :, 1:],
+    "with a gradient": lambda x: x.requires_grad_()[:, 1:, 1:].detach().requires_grad_(),
+}
+
+
+@pytest.mark.parametrize("name", GAPS)
+def test_what_keeps_its_gaps_has_the_same_sums_and_few_more_bytes(name):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        views = [GAPS[name](torch.rand(6, 64, 64)) for _ in range(8)]
+        arrays = [GAPS[name](torch.rand(6, 64, 64)).detach().numpy() for _ in range(8)]
+    assert not any(view.is_contiguous() for view in views)
+    encoded, (back, back_arrays) = sent((views, arrays), keeps_gaps=True, shares_arrays=True)
+    assert encoded.nbytes < 3 * sum(view.nbytes for view in [*views, *arrays])
+    for view, received in zip(views, back, strict=True):
+        assert torch.equal(view, received)
+        assert view.requires_grad == received.requires_grad
+        assert not received.is_contiguous()
+        for axis in (None, 0, -1):
+            assert torch.equal(view.mean(axis), received.mean(axis))
+            assert torch.equal(view.float().square().sum(axis), received.float().square().sum(axis))
+    for array, received in zip(arrays, back_arrays, strict=True):
+        for axis in (None, 0, -1):
+            assert np.array_equal(array.mean(axis), received.mean(axis))
+    flipped = [array[..., ::-1] for array in arrays]
+    _, back = sent(flipped, keeps_gaps=True, shares_arrays=True)
+    assert np.array_equal(flipped[0], back[0])
+    assert back[0].strides[-1] < 0
+
+
+def test_a_sum_follows_from_gaps_so_without_them_it_may_be_another_one():
+    drawn = torch.Generator().manual_seed(2)
+    crops = [torch.rand(3, 64, 64, generator=drawn)[:, 5:45, 7:47] for _ in range(20)]
+    _, back = sent(crops)
+    assert any(
+        float(one.sum()) != float(other.sum()) for one, other in zip(crops, back, strict=True)
+    )
+
+
+def test_elements_that_share_memory_with_each_other_keep_no_gaps():
+    with pytest.raises(ShippingError):
+        sent(
+            [torch.arange(20.0).unfold(0, 3, 1)[:, ::2].as_strided((4, 3), (1, 1))], keeps_gaps=True
+        )
+
+
 def test_one_tensor_at_two_places_is_one_object():
     x, array = matrix(), np.arange(5)
     for batch in ([x, x], {"a": x, "b": (x, 1)}, [array, array]):

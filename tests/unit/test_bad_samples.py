@@ -3,6 +3,7 @@
 import contextlib
 import csv
 import errno
+import os
 from typing import Any, cast
 
 import numpy as np
@@ -31,6 +32,7 @@ from stoker.feed.tolerance import (
     TolerantCollate,
     TolerantDataset,
     is_samples_fault,
+    lost_sample,
     replacement,
 )
 from stoker.feed.wire.protocol import BadSample
@@ -168,8 +170,11 @@ def test_a_batch_of_one_sample_without_collation_is_replaced(tmp_path):
 
 def test_without_another_good_sample_the_error_is_raised(tmp_path):
     process = process_of(tmp_path, "replace", max_errors=99)
-    with pytest.raises(ValueError, match="cannot decode"):
+    with pytest.raises(ValueError, match="cannot decode") as caught:
         values_of(DataLoader(Numbers(tuple(range(20))), batch_size=4), process)
+    notes = "".join(caught.value.__notes__)
+    assert "in the place of sample 0, which cannot be made" in notes
+    assert "try:   " in notes
 
 
 def test_too_many_are_an_error_that_names_them(tmp_path):
@@ -221,6 +226,13 @@ def test_bad_samples_at_the_begin_of_an_epoch_are_judged_by_all_of_it(
         assert sum(map(len, values_of(loader, process))) == 397
     with pytest.raises(FeedError, match=r"5 of \d+ samples .* feed.max_errors is 0.01 of 400"):
         values_of(DataLoader(Numbers((0, 1, 2, 3, 4), 400), batch_size=10), process)
+
+
+def test_as_many_as_a_share_allows_are_not_too_many():
+    counts = BadSamples(of_epoch=29, samples=100)
+    assert counts.error(0.29, where="", whole=100) is None
+    counts.of_epoch = 30
+    assert counts.error(0.29, where="", whole=100) is not None
 
 
 def test_counts_go_on_from_a_state_and_begin_anew_with_an_epoch():
@@ -278,6 +290,8 @@ def chained() -> Exception:
         (OSError(errno.EIO, "Input/output error", "/data/x"), False),
         (OSError(errno.ESTALE, "Stale file handle", "/data/x"), False),
         (ConnectionResetError(errno.ECONNRESET, "reset"), False),
+        # A decoder that it had started has ended.
+        (BrokenPipeError(errno.EPIPE, "Broken pipe"), True),
         (chained(), False),
     ],
 )
@@ -298,22 +312,88 @@ def test_an_error_of_the_collate_function_is_raised(tmp_path):
     def fails(samples: object) -> object:
         raise ValueError("shapes differ")
 
-    with pytest.raises(ValueError, match="shapes differ"):
+    with pytest.raises(ValueError, match="shapes differ") as caught:
         values_of(DataLoader(Numbers(()), collate_fn=fails), process_of(tmp_path, "skip"))
+    assert (
+        "feed.on_error leaves out samples, and no errors of collate_fn" in caught.value.__notes__[0]
+    )
+
+
+@pytest.mark.parametrize(
+    ("odd", "words"),
+    [
+        ((torch.zeros(4), 1), "sample 1 is in [0] of shape (4,), not (3,) as sample 0"),
+        (None, "sample 1 is of type NoneType, not tuple as sample 0"),
+        ((torch.zeros(3),), "sample 1 is of 1 parts, not 2 as sample 0"),
+        ((torch.zeros(3), 2), ""),
+    ],
+)
+def test_a_collate_functions_error_names_the_first_sample_that_is_unlike_the_others(
+    tmp_path, odd, words
+):
+    def fails(samples: list[object]) -> object:
+        raise ValueError("cannot be stacked")
+
+    loader: Any = DataLoader(
+        cast("Any", [(torch.zeros(3), 1), odd, (torch.zeros(3), 3)]),
+        batch_size=3,
+        collate_fn=fails,
+    )
+    with pytest.raises(ValueError, match="cannot be stacked") as caught:
+        values_of(loader, process_of(tmp_path, "skip"))
+    note = "".join(caught.value.__notes__)
+    assert words in note
+    assert ("as sample 0" in note) == bool(words)
 
 
 @pytest.mark.parametrize(
     ("dataset", "on_error", "words"),
     [
-        (Stream(), "skip", "Stream is an iterable dataset"),
-        (Stream(), "replace", "Stream is an iterable dataset"),
-        (NoLength(), "replace", "NoLength has no length"),
+        (Stream(), "skip", "bad samples of Stream, an iterable dataset"),
+        (Stream(), "replace", "bad samples of Stream, an iterable dataset"),
+        (NoLength(), "replace", "bad samples of NoLength cannot be replaced"),
     ],
 )
 def test_what_cannot_be_treated_so_is_refused(tmp_path, dataset, on_error, words):
     loader: Any = DataLoader(dataset, sampler=None if isinstance(dataset, Stream) else [0, 1])
     with pytest.raises(UsageError, match=words):
         placed_iterator(loader, process_of(tmp_path, on_error))
+
+
+class Changing(Numbers):
+    """Its bad samples change what samples share, and the first sample of a process as well."""
+
+    def __init__(self, bad: tuple[int, ...], *, changes: bool) -> None:
+        super().__init__(bad)
+        self.changes, self.has_begun = changes, False
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if not self.has_begun:
+            self.has_begun = True
+            os.environ["STOKER_TEST_LEVEL"] = "4"
+        if self.changes and index in self.bad:
+            torch.set_default_dtype(torch.float64)
+            np.seterr(all="raise")
+            os.environ["STOKER_TEST_LEVEL"] = "7"
+            raise ValueError("damaged")
+        level = float(os.environ.get("STOKER_TEST_LEVEL", "0"))
+        with contextlib.suppress(FloatingPointError):
+            level += float(np.float32(1e-30) * np.float32(1e-30))
+            return super().__getitem__(index) + torch.tensor(level)
+        return torch.tensor(-1.0)
+
+
+@pytest.mark.parametrize("bad", [(3, 11), (0, 3)])
+def test_what_a_bad_sample_changes_in_the_trainer_is_put_back(tmp_path, bad, monkeypatch):
+    results = []
+    for changes in (False, True):
+        monkeypatch.setenv("STOKER_TEST_LEVEL", "0")
+        loader = DataLoader(Changing(bad, changes=changes and bad[0] > 0), batch_size=4)
+        results.append(values_of(loader, process_of(tmp_path, "skip", max_errors=3)))
+        assert torch.get_default_dtype() == torch.float32
+    assert results[0] == results[1]
+    # What the first sample of a process has set stays, also if it is a bad one.
+    assert results[0][-1] == [20, 21, 22, 23]
 
 
 @pytest.mark.parametrize("index", [3, np.int64(3), torch.tensor(3)])
@@ -326,6 +406,19 @@ def test_an_index_is_the_same_whatever_its_type(index):
     assert isinstance(mark, MarkedSample)
     assert mark.bad.index == "3"
     assert replacement(index, 0, length=1000) == replacement(3, 0, length=1000)
+
+
+def test_a_sample_that_another_process_found_bad_is_listed_in_the_same_words():
+    class Wordy:
+        def __getitem__(self, index: int) -> None:
+            # Cut behind a space.
+            raise ValueError("word " * 100)
+
+    dataset = TolerantDataset(Wordy(), "skip")
+    found = dataset[3]
+    dataset.lost = {(0, 0): lost_sample(ValueError("word " * 100), place=0, attempt=0)}
+    assert isinstance(found, MarkedSample)
+    assert dataset[3] == found
 
 
 def test_a_batch_without_bad_samples_is_collated_as_it_is():
@@ -355,6 +448,19 @@ def test_the_list_is_bounded_and_joined_in_order_each_sample_once(tmp_path):
     # With the eight of before; also if it is joined once more.
     assert [join_files(tmp_path) for _ in range(2)] == [MAX_ROWS + 13] * 2
     assert len((tmp_path / FILE).read_text().splitlines()) == MAX_ROWS + 9
+
+
+@pytest.mark.parametrize(
+    ("world_size", "on_error", "is_told"),
+    [(2, "skip", True), (2, "replace", False), (1, "skip", False)],
+)
+def test_ranks_whose_batches_differ_in_length_are_told_what_gathering_needs(
+    tmp_path, capsys, world_size, on_error, is_told
+):
+    feed = FeedSettings(on_error=on_error, max_errors=9)
+    settings = ProcessSettings(feed=feed, output=tmp_path, world_size=world_size)
+    values_of(DataLoader(Numbers((3,)), batch_size=4), TrainerProcess(settings, Timeline(None)))
+    assert ("set feed.on_error: replace" in capsys.readouterr().err) == is_told
 
 
 def test_samples_of_two_loaders_at_the_same_place_are_both_listed(tmp_path):
@@ -389,6 +495,24 @@ def test_a_list_of_indices_is_never_replaced_by_one_sample(tmp_path):
     loader = DataLoader(Lists(), batch_size=None, sampler=cast("Any", [[0, 1], [4, 5]]))
     with pytest.raises(UsageError, match="integer"):
         list(placed_iterator(loader, process))
+
+
+class Rows(Numbers):
+    """As a table of rows: a list of indices is one sample, and `__getitems__` is for batches."""
+
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        return torch.tensor(index, dtype=torch.float)
+
+    def __getitems__(self, indices: list[int]) -> list[torch.Tensor]:
+        raise AssertionError("asked for a batch")
+
+
+@pytest.mark.parametrize("on_error", ["skip", "replace"])
+def test_without_batches_a_dataset_is_asked_for_one_sample_as_by_torch(tmp_path, on_error):
+    lists = cast("Any", [[0, 1], [4, 5]])
+    loader = DataLoader(Rows(()), batch_size=None, sampler=lists)
+    process = process_of(tmp_path, on_error)
+    assert values_of(loader, process) == lists
 
 
 def test_a_row_that_a_kill_cut_costs_no_other_row(tmp_path):

@@ -6,8 +6,16 @@ import pytest
 from stoker import doctor
 from stoker.feed.memory_guard import MemoryGuard, killed_words
 from stoker.host import machine, memory_usage
-from stoker.host.memory_usage import MemoryUse, group_shared_bytes, memory_use, memory_uses, paging
+from stoker.host.memory_usage import (
+    MemoryUse,
+    group_shared_bytes,
+    memory_use,
+    memory_uses,
+    paging,
+    swap_room_bytes,
+)
 from stoker.profile.loader_phases import room_for_batches
+from stoker.profile.memory.watch import MemoryWatch
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -72,12 +80,21 @@ class Groups:
     def __init__(self, folder, monkeypatch):
         self._root = folder / "cgroup"
         self._membership = folder / "membership"
-        (folder / "meminfo").write_text("MemTotal: 67108864 kB\nMemAvailable: 60397978 kB\n")
+        self._meminfo = folder / "meminfo"
+        self.let_swap(0)
         monkeypatch.setattr(machine, "CGROUP", self._root)
         monkeypatch.setattr(machine, "MEMBERSHIP", self._membership)
-        monkeypatch.setattr(memory_usage, "_MEMINFO", folder / "meminfo")
+        monkeypatch.setattr(memory_usage, "_MEMINFO", self._meminfo)
 
-    def add(self, path, *, limit="max", high="max", current, kills=0, together=0, **sizes):
+    def let_swap(self, free_bytes):
+        """The machine has so much free in swap."""
+        lines = ["MemTotal: 67108864 kB", "MemAvailable: 60397978 kB"]
+        lines.append(f"SwapFree: {free_bytes // 1024} kB")
+        self._meminfo.write_text("\n".join(lines))
+
+    def add(
+        self, path, *, limit="max", high="max", current, kills=0, together=0, swap="max", **sizes
+    ):
         folder = self._root / path
         folder.mkdir(parents=True, exist_ok=True)
         files = {
@@ -88,8 +105,8 @@ class Groups:
             "memory.current": current,
             "memory.peak": current,
             "memory.oom.group": together,
-            "memory.swap.max": "max",
-            "memory.swap.current": 0,
+            "memory.swap.max": swap,
+            "memory.swap.current": MIB if swap != 0 else 0,
             "memory.events": f"low 0\nhigh 12\nmax 40\noom 3\noom_kill {kills}\noom_group_kill 0",
         }
         for name, value in files.items():
@@ -159,6 +176,21 @@ def test_where_one_process_is_killed_the_words_say_so(groups):
     assert "container" not in doctor.memory_check().text
 
 
+@pytest.mark.parametrize(
+    ("swap", "free", "room"),
+    [("max", GIB, GIB), (4 * MIB, GIB, 3 * MIB), (0, GIB, 0), ("max", 0, 0)],
+    ids=["the machine's", "the group's", "none of the group", "none"],
+)
+def test_where_the_kernel_swaps_before_it_kills_the_words_say_so(groups, swap, free, room):
+    groups.let_swap(free)
+    groups.add("pod", current=int(7.6 * GIB))
+    groups.add("pod/main", limit=8 * GIB, current=int(7.6 * GIB), swap=swap)
+    assert swap_room_bytes() == room
+    words = MemoryGuard(max_bytes=4 * GIB).tick(100.0, waiting_bytes=4 * GIB)
+    aim = "nothing is swapped out" if room else "no process is killed"
+    assert f"fewer batches wait from now on, so that {aim}; give" in words
+
+
 def test_files_and_kernel_memory_that_the_kernel_drops_are_not_in_use(groups):
     # A data set of millions of small files: their inodes and names are counted as used.
     groups.add(
@@ -174,6 +206,15 @@ def test_files_and_kernel_memory_that_the_kernel_drops_are_not_in_use(groups):
     (use, of_machine) = memory_uses()
     assert use.used_bytes == int(7.8 * GIB) - 5 * GIB
     assert not of_machine.is_cgroups
+
+
+def test_a_profile_knows_that_its_limit_only_slows(groups):
+    groups.add("train.service", limit=16 * GIB, high=8 * GIB, current=7 * GIB)
+    watch = MemoryWatch()
+    watch.look(None, steps=1, batch_size=1)
+    seen = watch.result(prefetch_factor=0, epoch_samples=None)
+    assert seen is not None
+    assert (seen.limit_bytes, seen.only_slows) == (8 * GIB, True)
 
 
 def test_batches_in_shared_memory_are_in_use(groups):

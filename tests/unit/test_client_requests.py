@@ -24,6 +24,7 @@ from stoker.feed.trainer.session import (
     EpochRequest,
     FeedSession,
     HeadMaker,
+    IndexSource,
     SharedState,
 )
 from stoker.feed.trainer.shards import ShardScheduler
@@ -193,12 +194,16 @@ class ReadyHost:
         """It has a connection for batches."""
 
 
+# A session only refers to it.
+SOURCE = IndexSource(iter(()))
+
+
 def begin(session: FeedSession) -> None:
     request = EpochRequest(
         epoch=0,
         spec=pack_spec(DatasetSpec(dataset=[1], collate_fn=len), max_bytes=1 << 20),
         seeding="torch",
-        indices=iter(()),
+        source=SOURCE,
         asked_each=AskedBatch(b"index", (7,)),
         is_eager=False,
     )
@@ -229,6 +234,21 @@ def test_data_workers_without_a_shard_are_told_of_once():
         alone._asking.ask(session, 0.0)
     assert alone.log.getvalue().count("few_shards") == 1
     assert "3 of 4 data workers have nothing to do" in alone.log.getvalue()
+
+
+@pytest.mark.parametrize(("max_bytes", "is_small"), [(10, True), (4000, False), (None, False)])
+def test_a_feed_whose_memory_holds_no_batch_says_so_once(max_bytes, is_small):
+    alone = Alone(comes_back=False, max_bytes=max_bytes)
+    schedule = BatchScheduler(max_bytes=max_bytes or 1 << 20)
+    session = FeedSession("s", lock=threading.Lock(), wake=lambda: None, schedule=schedule)
+    alone._asking.ask(session, 0.0)
+    schedule._sizes.append(4000)
+    schedule._batch_bytes = 4000
+    for _ in range(3):
+        alone._asking.ask(session, 0.0)
+    assert alone.log.getvalue().count("max_bytes_small") == is_small
+    if is_small:
+        assert "feed.max_bytes (10 B) holds no batch" in alone.log.getvalue()
 
 
 def test_no_batch_of_a_shard_is_asked_of_a_new_process_before_its_first_one():

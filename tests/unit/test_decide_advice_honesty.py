@@ -212,7 +212,9 @@ def test_a_loader_that_waits_gets_the_free_workers_that_the_profile_names_before
     (fix,) = [fix for fix in SLEEPY.fixes if fix.id == "num_workers"]
     assert f"num_workers={free.groups[0].workers_per_host} instead of 1" in fix.text
     (told,) = free_advice(SLEEPY, decision)
-    assert "Give the loaders 4 workers per host instead of 1: 4.00x as fast, at no cost." in told
+    assert (
+        "Give the loaders 4 workers per host instead of 1: 4.00 times as fast, at no cost." in told
+    )
 
 
 def with_step(profile, **terms):
@@ -246,9 +248,9 @@ def test_where_storage_is_not_known_the_hosts_gain_is_a_range(profile, least, mo
     assert unknown.step_seconds_low == pytest.approx(own.step_seconds_low)
     assert unknown.own_storage_speedup == pytest.approx(own.speedup)
     assert (shared.own_storage_speedup, own.own_storage_speedup) == (None, None)
-    told = f"{own.speedup:.2f}x"
-    assert f"{told} if each host has separate storage" in words(decision)
-    assert f"{shared.speedup:.2f}x as fast without, and {told} with one" in words(decision)
+    assert f"{own.speedup:.2f}x if each host has separate storage" in words(decision)
+    both = f"{shared.speedup:.2f} times as fast without, and {own.speedup:.2f} times with one"
+    assert both in words(decision)
     assert "storage?" in explain(decision)
 
 

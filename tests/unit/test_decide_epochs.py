@@ -1,5 +1,7 @@
 """Decisions count whole epochs: their steps, the wait for each first batch, what lies between."""
 
+import re
+
 import msgspec
 import pytest
 
@@ -20,6 +22,7 @@ from stoker.records import (
 )
 from support.decisions import decided
 from support.gpu_profiles import H100
+from support.sample_records import write_page
 
 LOCAL = load_catalog("local", cores=16)
 
@@ -203,10 +206,16 @@ def test_who_makes_the_first_batch_is_said_as_it_is():
     assert "begins with" not in text_on(16)
 
 
-def start_on(count: int, *, feed: FeedSettings, batch_bytes: int = 1 << 20) -> float:
+def start_on(
+    count: int,
+    *,
+    feed: FeedSettings,
+    batch_bytes: int = 1 << 20,
+    global_batch_size: int | None = None,
+) -> float:
     """The predicted wait for an epoch's first batch where so many data hosts make all batches."""
     loader = ProfiledLoader(class_name="torch.DataLoader", reach="torch", splits=True)
-    profile = h100(EPOCHS, batch_bytes=batch_bytes)
+    profile = h100(EPOCHS, batch_bytes=batch_bytes, global_batch_size=global_batch_size)
     groups = (
         Group(name="dnn", role="dnn", instance_type="local.c4", count=1, workers_per_host=0),
         Group(name="data", role="data", instance_type="local.c4", count=count),
@@ -231,5 +240,31 @@ def test_first_batch_that_three_data_hosts_make_comes_that_much_sooner():
     assert start_on(3, feed=FeedSettings(split_batches=False)) == pytest.approx(0.65)
 
 
+@pytest.mark.parametrize(
+    ("samples", "of_one_host", "of_three"),
+    # Workers of a host: 4.
+    [(1, 1, 1), (2, 1 / 2, 1 / 2), (6, 2 / 6, 1 / 6), (64, 8 / 32, 3 / 32), (100, 7 / 25, 3 / 25)],
+)
+def test_a_first_batch_is_shared_by_as_many_workers_as_it_has_samples_for(
+    samples, of_one_host, of_three
+):
+    given = {"feed": FeedSettings(), "global_batch_size": samples}
+    assert start_on(1, **given) == pytest.approx(0.65 * of_one_host)
+    assert start_on(3, **given) == pytest.approx(0.65 * of_three)
+
+
 def test_first_batch_whose_samples_take_long_on_the_network_is_one_hosts():
     assert start_on(3, feed=FeedSettings(), batch_bytes=80 << 20) == pytest.approx(0.65 / 4)
+
+
+def test_how_busy_accelerators_are_is_said_of_the_time_within_epochs(tmp_path):
+    """Epochs of 20 steps with eight seconds between them: of that time they compute 13%."""
+    times = EpochTimes(steps=20.0, start=pause(2.1), between=pause(6.0))
+    decision = decided(h100(times), catalog=LOCAL, objective="time")
+    said = " ".join(explain(decision).split())
+    assert re.search(r"accelerators busy 78% instead of 28% within epochs", said)
+    assert not re.search(r"accelerators busy \d+%(?! instead of| within epochs)", said)
+    assert "busy: share of a step within epochs" in said
+    records = {"profile": h100(times), "decision": decision, "training": None, "evaluation": None}
+    page = " ".join(write_page(tmp_path, **records, is_planned=True).split())
+    assert re.search(r"predicted; today 28%, within epochs; hosts added", page)

@@ -26,7 +26,7 @@ PLAIN = ("RandomResizedCrop", "RandomHorizontalFlip", "ToImage", "ToDtype", "Nor
 
 
 def transforms(*names, own_share=0.0):
-    """Rows of getitem: decoding is 60 % of it, less what the script's own take."""
+    """Rows of getitem: decoding is 60% of it, less what the script's own take."""
     rows = [TransformCost(name="getitem", cpu_seconds=0.0046, share=0.98, samples=900)]
     rows += [
         TransformCost(

@@ -2,12 +2,16 @@
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from stoker.catalog import catalog_of
 from stoker.decide import explain
+from stoker.decide.ranking import error_band, ranking_of
 from stoker.records import Constraints, Observed, StepTerms, TrainingSize, Workload
 from support import builders, decisions
 from support.gpu_profiles import H100, STEADY, best, changed, here, names, words
+from support.property_tests import examples
 
 
 def test_an_accelerator_that_waits_beside_idle_cores_is_given_them():
@@ -24,6 +28,18 @@ def test_an_accelerator_that_waits_beside_idle_cores_is_given_them():
     assert "Hosts added: 3 x local.c4" in text
     assert "help here" not in text
     assert "CPU-seconds" not in text[: text.index("How it was decided")]
+
+
+def test_a_gpu_of_this_machine_is_no_difference_from_a_catalog_of_cores():
+    assert [text for text in here(H100).warnings if "accelerator" in text] == []
+
+
+def test_the_row_of_today_names_the_limit_that_the_verdict_names():
+    few = changed(H100, host={"instance_type": "local.c16", "vcpus": 16}, num_workers=2)
+    decision = here(msgspec.structs.replace(few, observed=STEADY))
+    assert decision.bottleneck == "workers"
+    (row,) = [line for line in explain(decision).splitlines() if "today: 1 local.c16" in line]
+    assert row.endswith(" workers")
 
 
 def test_without_idle_cores_nothing_on_this_machine_is_promised():
@@ -106,6 +122,47 @@ def test_node_pools_without_prices_are_compared_by_the_accelerators_time():
     assert "Today's hosts have no price" in words(decision)
 
 
+@given(
+    step=st.floats(0.02, 1.0),
+    busy=st.floats(0.05, 1.0),
+    waits=st.floats(0.5, 1.0),
+    loading=st.floats(0.01, 3.0),
+    workers=st.integers(0, 8),
+    objective=st.sampled_from(["cost", "time"]),
+)
+@settings(max_examples=examples(40))
+def test_a_pool_is_kept_only_if_no_plan_of_the_others_gains_more_than_its_band(
+    step, busy, waits, loading, workers, objective
+):
+    decision = in_cluster(
+        objective=objective,
+        step_seconds=step,
+        wait_seconds=waits * (1 - busy) * step,
+        accelerator_step_seconds=busy * step,
+        loader_cpu_seconds=loading,
+        loader_wall_seconds=loading,
+        num_workers=workers,
+        used_cpu_seconds=None,
+    )
+    keep = next(plan.predicted for plan in decision.plans if plan.action == "keep")
+    ranking = ranking_of(decision)
+    gains = [
+        (ranking.gain(plan.predicted, keep), error_band(plan.predicted))
+        for plan in decision.plans
+        # More accelerators change the training: they are chosen for time alone.
+        if plan.feasible and plan.predicted and (plan.action != "scale_out" or objective == "time")
+    ]
+    if decision.verdict == "unknown":
+        assert decision.action == "keep"
+        return
+    assert (decision.verdict == "sure") == any(gain > band for gain, band in gains)
+    assert (decision.verdict == "none") == all(gain <= 0.05 for gain, _ in gains)
+    assert (decision.action == "keep") == (decision.verdict != "sure")
+    said = words(decision)
+    assert ("help here" in said) <= (decision.verdict == "none")
+    assert "$" not in said
+
+
 def test_a_limit_in_dollars_rules_out_what_has_no_price():
     decision = in_cluster(max_usd_per_hour=10.0)
     assert decision.action == "keep"
@@ -126,7 +183,7 @@ def test_more_accelerators_of_a_cluster_without_prices_gain_time():
     decision = in_cluster(**busy, **loading)
     assert (decision.action, decision.verdict) == ("keep", "none")
     (more,) = [each for each in decision.advice if each.id == "more-accelerators"]
-    assert "x as fast, with another global batch" in more.text
+    assert " times as fast, with another global batch" in more.text
     assert "cheaper" not in words(decision)
 
 

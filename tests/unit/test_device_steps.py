@@ -1,81 +1,10 @@
 """Steps on an accelerator that runs behind its host: simulated, on a virtual clock."""
 
-from collections.abc import Callable
-
 import pytest
 
-from stoker.profile.steps import AS_IS_ENOUGH, AsIsSteps, ReplaySteps, StepClock, lack_of
+from stoker.profile.steps import AsIsSteps, ReplaySteps, StepClock, WarmUp, lack_of
 from support.device_double import DeviceDouble, LoaderDouble
-
-Step = Callable[[DeviceDouble, int], None]
-
-
-def host_ahead(step_seconds: float, *, host_seconds: float, kernels: int = 100) -> Step:
-    """Returns a step whose kernels take so long on the device, launched without any waiting."""
-
-    def step(device: DeviceDouble, _number: int) -> None:
-        device.launch_step(step_seconds, kernels=kernels, host_seconds=host_seconds)
-
-    return step
-
-
-def train(
-    step: Step,
-    *,
-    batch_seconds: float,
-    workers: int,
-    device: DeviceDouble | None = None,
-    clock: StepClock | None = None,
-    budget_seconds: float = 180.0,
-    most: int = 10_000,
-) -> AsIsSteps:
-    """Trains until the phase as is may end, as `phases.ProfileSession` does."""
-    device = device or DeviceDouble()
-    clock = clock or StepClock(find=lambda: device, now=device.now)
-    loader = LoaderDouble(device, batch_seconds=batch_seconds, workers=workers)
-    steps = AsIsSteps(
-        workers=workers,
-        children_cpu=lambda: 0.0,
-        machine_cpu=lambda: 0.0,
-        clock=clock,
-        prefetched=2 * workers,
-        warm_up_seconds=0.08 * budget_seconds,
-        longest_seconds=0.25 * budget_seconds,
-    )
-    for number in range(most):
-        ready = loader.ready if workers else None
-        asked = clock.mark()
-        next(loader)
-        steps.got(asked=asked, got=clock.mark(), cpu=device.seconds, receive=0.0, ready=ready)
-        since = steps.counting_since
-        counted = 0.0 if since is None else device.seconds - since
-        is_enough = AS_IS_ENOUGH.holds(
-            steps=steps.count,
-            elapsed_seconds=counted,
-            budget_seconds=budget_seconds,
-            least=steps.least,
-        )
-        is_late = counted >= AS_IS_ENOUGH.most * budget_seconds
-        if is_enough and (steps.is_supplied or is_late):
-            break
-        if lack_of(steps, budget_seconds=budget_seconds):
-            break
-        steps.gave(mark=clock.mark(), cpu=device.seconds)
-        step(device, number)
-    steps.epoch_ended()
-    steps.settle()
-    return steps
-
-
-def compiled(step: Step, slow: dict[int, float]) -> Step:
-    """Returns a step before which the host compiles, in the steps named, for so many seconds."""
-
-    def compiling(device: DeviceDouble, number: int) -> None:
-        device.work(slow.get(number, 0.0))
-        step(device, number)
-
-    return compiling
-
+from support.device_steps import compiled, host_ahead, train
 
 # ResNet-152 of the audit: 84 ms on the device, launched in 30; a batch comes each 71 ms.
 RESNET = host_ahead(0.0845, host_seconds=0.030)
@@ -299,3 +228,12 @@ def test_a_rank_that_has_to_change_phase_counts_its_last_steps():
     steps.settle()
     assert 3 <= steps.count <= 5
     assert steps.result().step_seconds.median == pytest.approx(0.06, rel=0.1)
+
+
+def test_a_step_whose_time_does_not_count_makes_the_others_no_faster():
+    """The first steps of short epochs: a budget that is asked for by their pace is too small."""
+    warm_up = WarmUp(prefetched=4)
+    for number in range(8):
+        seconds = 0.0 if number % 4 == 0 else 3.0
+        warm_up.add(busy_seconds=3.0, seconds=seconds, had_to_wait=False, may_be_full=False)
+    assert warm_up.pace_seconds == pytest.approx(3.0)

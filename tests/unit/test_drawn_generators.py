@@ -65,6 +65,27 @@ class Lazy:
         return index, float(self.rng.normal())
 
 
+class Replaced:
+    """Has another generator for each sample, drawn from the one before."""
+
+    def __init__(self):
+        self.inner = Held()
+
+    def __getitem__(self, index):
+        self.inner.rng = np.random.default_rng(self.inner.rng.integers(1 << 40))
+        return index, float(self.inner.rng.random())
+
+
+class OfIndex:
+    """Has another generator for each sample, seeded by its index."""
+
+    rng: random.Random | None = None
+
+    def __getitem__(self, index):
+        self.rng = random.Random(index)
+        return index, self.rng.random(), float(torch.rand(()))
+
+
 class Seldom:
     """Draws from each generator for few samples, also none in the first batches."""
 
@@ -96,7 +117,7 @@ def drawing(samples):
     return [*samples, numbers]
 
 
-KINDS = [Nothing, Torch, Python, Numpy, Held, Lazy, Seldom, Failing]
+KINDS = [Nothing, Torch, Python, Numpy, Held, Lazy, Replaced, OfIndex, Seldom, Failing]
 
 
 class Worker:
@@ -199,3 +220,13 @@ def test_a_batch_is_made_once_after_the_first_samples_were_looked_at(monkeypatch
     for number in range(20):
         worker.made(number, lambda order, indices: calls.append(worker.maker.batch(order, indices)))
     assert len(calls) == 20
+
+
+@pytest.mark.parametrize("kind", [Replaced, OfIndex])
+def test_batches_are_made_once_where_each_sample_has_another_generator(kind):
+    worker = Worker(kind, list, size=64)
+    calls = []
+    for number in range(20):
+        worker.made(number, lambda order, indices: calls.append(worker.maker.batch(order, indices)))
+    # The first one shows it.
+    assert len(calls) <= 20 + 3

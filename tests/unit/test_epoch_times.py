@@ -222,7 +222,7 @@ def test_one_line_of_a_run_is_of_whole_epochs(tmp_path):
 def test_epochs_of_8_batches_wait_as_the_script_sees_it(tmp_path):
     trained(tmp_path / "t.csv", epochs=20, steps=8, first_wait=1.0)
     measured = measure({0: rows_of(tmp_path / "t.csv")}, {})
-    # In steps alone 6 %; 14 % was told where three quarters were.
+    # In steps alone 6%; 14% was told where three quarters were.
     script = (1.0 + 7 * WAIT) / (1.0 + 7 * STEP + STEP - WAIT)
     assert measured.wait_share < 0.1
     assert measured.whole_wait_seconds / measured.whole_step_seconds == pytest.approx(

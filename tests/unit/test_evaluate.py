@@ -328,7 +328,7 @@ def test_text_gives_verdictpass_gates_and_three_step_times():
     assert lines[0] == "passed: 1 of 1 gates held"
     assert "0.97" in lines[1]
     assert "at least 0.9" in lines[1]
-    assert lines[2].split(maxsplit=1) == ["step", "$ per 1000 steps"]
+    assert lines[2].split(maxsplit=1) == ["step", "$ per 1,000 steps"]
     assert [line.split()[0] for line in lines[3:6]] == ["baseline", "predicted", "measured"]
     assert "1.82 times as fast" in lines[-2]
     assert lines[-1].strip() == (

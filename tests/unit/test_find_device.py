@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from stoker.feed.device_events import ExposedWait, FoundDevice, find_device
+from stoker.feed.device_events import ExposedWait, FoundDevice, find_device, own_gpu_uuids
 from support.device_double import DeviceDouble
 
 
@@ -59,6 +59,25 @@ def test_the_device_is_the_one_on_which_the_process_holds_memory(monkeypatch, to
     monkeypatch.setitem(sys.modules, "torch", torch)
     device = find_device()
     assert (device and device.name) == name
+
+
+@pytest.mark.parametrize(
+    ("torch", "uuids"),
+    [
+        (torch_with(kind="cuda", held=(0, 5, 7)), ("1a", "2b")),
+        (torch_with(kind="cuda", held=(0, 0, 0)), ()),
+        (torch_with(kind="cuda", held=(1,), is_initialized=False), ()),
+        (torch_with(kind="xpu", held=(5,)), ()),
+    ],
+    ids=["two of three", "none", "not used", "xpu"],
+)
+def test_gpus_that_hold_memory_of_the_process_are_known_by_their_uuids(monkeypatch, torch, uuids):
+    spelled = ("GPU-0c", "1a", "MIG-2b")
+    torch.cuda.get_device_properties = lambda index: SimpleNamespace(uuid=spelled[index])
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    assert own_gpu_uuids() == uuids
+    torch.cuda.get_device_properties = lambda index: SimpleNamespace()
+    assert own_gpu_uuids() == ()
 
 
 def test_apples_device_has_no_number_and_needs_no_start(monkeypatch):

@@ -2,7 +2,11 @@ import functools
 import itertools
 import random
 import threading
+import types
 from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,6 +32,13 @@ class Slotted:
         self.rng = random.Random(1)
 
 
+class LaterSlotted:
+    __slots__ = ("rng",)
+
+    def __init__(self) -> None:
+        self.rng: random.Random | None = None
+
+
 class OfClass:
     rng = np.random.RandomState(1)
 
@@ -47,6 +58,40 @@ class UsesLaterGlobal:
         if made_later is None:
             made_later = np.random.default_rng(index)
         return float(made_later.random())
+
+
+@functools.lru_cache
+def kept(number: int) -> random.Random:
+    return random.Random(number)
+
+
+@functools.cache
+def kept_for_all() -> np.random.Generator:
+    return np.random.default_rng(5)
+
+
+class UsesKept:
+    def __getitem__(self, index: int) -> float:
+        return kept(7).random() + float(kept_for_all().random())
+
+
+of_context: ContextVar[random.Random | None] = ContextVar("of_context", default=None)
+of_all_contexts = torch.Generator()
+with_default = ContextVar("with_default", default=of_all_contexts)
+
+
+class UsesDefault:
+    def __getitem__(self, index: int) -> int:
+        return with_default.get().initial_seed()
+
+
+class UsesContext:
+    def __getitem__(self, index: int) -> float:
+        rng = of_context.get()
+        if rng is None:
+            rng = random.Random(index)
+            of_context.set(rng)
+        return rng.random()
 
 
 def drawing() -> Callable[[], float]:
@@ -74,19 +119,66 @@ PLACES: dict[str, tuple[Callable[[], object], str]] = {
     "a slot": (lambda: Holds(one=Slotted()), "dataset.one.rng"),
     "a class": (InClass, f"{__name__}.OfClass.rng"),
     "a module": (UsesGlobal, f"{__name__}.of_module"),
+    "a context's": (UsesDefault, f"{__name__}.with_default"),
     "a closure": (lambda: Holds(call=drawing()), "dataset.call.rng"),
     "a partial": (lambda: functools.partial(len, np.random.default_rng()), "dataset.args[0]"),
     "a method's object": (lambda: Slotted().__init__, "dataset.__self__.rng"),
-    "a generator's method": (lambda: Holds(f=random.Random().random), ""),
+    "a generator's method": (lambda: Holds(f=random.Random().random), "dataset.f.__self__"),
     "a thread's": (lambda: Holds(here=local()), "dataset.here.rng"),
+    "a read-only dictionary's": (
+        lambda: Holds(by=types.MappingProxyType({"a": torch.Generator()})),
+        "dataset.by['a']",
+    ),
     "a bit generator": (lambda: Holds(bits=np.random.Philox()), "dataset.bits"),
 }
 
 
-@pytest.mark.parametrize("place", [name for name in PLACES if PLACES[name][1]])
+@pytest.mark.parametrize("place", PLACES)
 def test_generators_are_found_by_their_path(place):
     make, path = PLACES[place]
     assert paths(make()) == [path]
+
+
+def test_what_functions_keep_is_found_by_their_arguments():
+    kept.cache_clear()
+    kept_for_all.cache_clear()
+    held = HeldGenerators({"dataset": UsesKept()})
+    assert held.found == []
+    UsesKept()[0]
+    assert held.has_changed()
+    assert held.look()
+    of_kept = f"{__name__}.kept[7]"
+    assert [each.path for each in held.found] == [of_kept, f"{__name__}.kept_for_all[()]"]
+    assert not held.has_changed()
+
+
+def test_what_a_context_has_is_noticed_as_it_is_set():
+    held = HeldGenerators({"dataset": UsesContext()})
+    assert not held.has_changed()
+    token = of_context.set(None)
+    UsesContext()[0]
+    assert held.has_changed()
+    assert held.look()
+    assert [each.path for each in held.found] == [f"{__name__}.of_context"]
+    of_context.reset(token)
+
+
+@dataclass
+class Box:
+    corners: list[int]
+    tags: list[str]
+
+
+@dataclass
+class Labelled:
+    boxes: list[Box]
+
+
+def test_a_transform_is_found_behind_many_objects_of_a_dataset():
+    labels = [Labelled([Box([1, 2, 3, 4], ["car"]) for _ in range(8)]) for _ in range(2000)]
+    one_of = Holds(transforms=[Holds(crop=Holds(rng=np.random.default_rng()))])
+    dataset = Holds(labels=labels, transform=Holds(transforms=[one_of]))
+    assert paths(dataset) == ["dataset.transform.transforms[0].transforms[0].crop.rng"]
 
 
 def test_generator_with_its_bit_generator_is_one():
@@ -178,11 +270,12 @@ def test_states_are_put_back(kind):
     assert drawn(rng) == drawn(MADE[kind]())
 
 
-LATER: dict[str, Callable[[object], object]] = {
+LATER: dict[str, Callable[[Any], object]] = {
     "a new attribute": lambda dataset: setattr(dataset, "rng", random.Random()),
     "one that was None": lambda dataset: setattr(dataset, "none", random.Random()),
     "one in place of another": lambda dataset: setattr(dataset, "held", random.Random()),
     "of a transform": lambda dataset: setattr(dataset.inner, "rng", random.Random()),
+    "in a slot": lambda dataset: setattr(dataset.slotted, "rng", random.Random()),
     "in a dictionary": lambda dataset: dataset.made.update(later=random.Random()),
     "of a class": lambda dataset: setattr(Given, "of_class", random.Random()),
     "a global": lambda dataset: UsesLaterGlobal()[1],
@@ -200,7 +293,7 @@ class Given(Holds):
 def test_what_is_made_at_first_use_is_noticed(how, monkeypatch):
     monkeypatch.setattr(Given, "of_class", None)
     monkeypatch.setitem(globals(), "made_later", None)
-    dataset = Given(none=None, held=random.Random(), inner=Holds(), made={})
+    dataset = Given(none=None, held=random.Random(), inner=Holds(), made={}, slotted=LaterSlotted())
     held = HeldGenerators({"dataset": dataset})
     before = {id(each.value) for each in held.found}
     assert not held.has_changed()

@@ -314,6 +314,20 @@ def test_a_run_without_nvml_has_one_line_and_no_load(tmp_path):
     assert "GPU load: NVML: RM has detected" in stream.getvalue()
 
 
+@pytest.mark.parametrize("is_allotted", [False, True])
+def test_gpus_that_only_processes_outside_the_run_use_are_told(tmp_path, is_allotted):
+    """As a container's that the script starts: its processes are not below the launcher."""
+    stream = io.StringIO()
+    outside = FakeGpu(foreign_pids=(os.getppid(),))
+    log = gpu_log(tmp_path, FakeNvml(outside), stream=stream, is_allotted=is_allotted)
+    log.start()
+    until(lambda: (tmp_path / "gpu.csv").exists(), what="the first look")
+    log.close()
+    assert len(log.loads()) == len(log.loads()) == is_allotted
+    words = "GPU load: only processes outside this run compute on the 1 GPU"
+    assert stream.getvalue().count(words) == (not is_allotted)
+
+
 def test_a_host_without_gpus_logs_nothing(tmp_path):
     stream = io.StringIO()
 
@@ -349,6 +363,9 @@ class Hangs:
             self.release.wait(150)
         return Look((GpuState(gpu=H100, sample=GpuSample(utilization=0.28)),))
 
+    def pids_on(self, gpu):
+        return ()
+
     def close(self):
         pass
 
@@ -357,13 +374,13 @@ def test_a_driver_that_hangs_holds_up_nothing(tmp_path, monkeypatch):
     import threading
 
     monkeypatch.setattr("stoker.figures.gpu_log.CLOSE_SECONDS", 0.2)
-    release, now = threading.Event(), [0.0]
+    release, now, stream = threading.Event(), [0.0], io.StringIO()
     driver = Hangs(release)
     log = GpuLog(
         tmp_path,
         environ={},
         host="h",
-        log=Log(run="r", host="h", stream=io.StringIO()),
+        log=Log(run="r", host="h", stream=stream),
         open_reader=lambda environ: driver,
         clock=lambda: time.monotonic() + now[0],
     )
@@ -373,6 +390,9 @@ def test_a_driver_that_hangs_holds_up_nothing(tmp_path, monkeypatch):
     now[0] = 60.0
     assert log.states == (), "the sample is old"
     log.close()
+    log.close()
+    assert stream.getvalue().count("gpu_load_unread") == 1
+    assert "GPU load: the driver does not answer" in stream.getvalue()
     release.set()
 
 

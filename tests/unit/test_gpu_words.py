@@ -201,7 +201,7 @@ def test_a_strip_has_the_time_of_the_steps_and_the_gpus_in_use(tmp_path):
     strip = read_gpu_strip("After", records["after_gpus"], records["training"].gpus)
     assert strip is not None
     assert strip.title == "After: one GPU (NVIDIA H100 80GB HBM3)"
-    assert strip.right == "86\N{NO-BREAK SPACE}% busy, top 100\N{NO-BREAK SPACE}%"
+    assert strip.right == "86% busy, top 100%"
     assert (strip.points[0][0], strip.points[-1][1]) == (0.0, 280.0)
     assert [share for _, _, share in strip.points] == pytest.approx([0.86] * len(strip.points))
     assert len(strip.points) <= 160

@@ -1,11 +1,13 @@
 """GPUs of a host and their load, as NVML tells them."""
 
+import msgspec
 import pynvml
 import pytest
 import torch
 
 from stoker.host.gpus import (
     DeviceNames,
+    Gpu,
     GpuReader,
     GpusUnreadError,
     throttle_reasons,
@@ -181,6 +183,37 @@ def test_a_question_that_is_refused_is_told_once_and_not_asked_again(tmp_path, c
     assert second.refused == ()
 
 
+def test_what_many_gpus_refuse_is_told_by_question(tmp_path):
+    gpus = [FakeGpu(uuid=f"GPU-{n}", refuses={"nvmlDeviceGetPowerUsage": 4}) for n in range(12)]
+    gpus[3].refuses["nvmlDeviceGetPcieThroughput"] = 3
+    assert reader(FakeNvml(*gpus), tmp_path).look().refused == (
+        "power (Insufficient Permissions) of 12 GPUs",
+        "PCIe traffic (Not Supported) of GPU 3",
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "model"),
+    [
+        ("NVIDIA \x1b[31mA100\n80GB ", "NVIDIA [31mA100 80GB"),
+        ("", "not known"),
+        (" \x00", "not known"),
+        ("x" * 300, "x" * 200),
+    ],
+    ids=["control characters", "empty", "blank", "long"],
+)
+def test_an_odd_name_of_a_gpu_goes_through_the_wire_and_into_the_record(tmp_path, name, model):
+    (gpu,) = reader(FakeNvml(FakeGpu(name=name)), tmp_path).gpus
+    assert gpu.model == model
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(gpu), type=Gpu) == gpu
+
+
+def test_a_library_of_another_version_than_the_driver_is_told_with_its_fix(tmp_path):
+    text, is_news = refusal(FakeNvml(init_code=18), tmp_path)
+    assert is_news
+    assert text.endswith("version mismatch. (the driver was updated while it was loaded: restart)")
+
+
 def test_a_question_that_fails_once_is_asked_again(tmp_path):
     gpu = FakeGpu(refuses={"nvmlDeviceGetPowerUsage": 999})
     found = reader(FakeNvml(gpu), tmp_path)
@@ -307,7 +340,7 @@ def test_pcie_traffic_is_asked_rarely_where_counting_it_costs_cpu(tmp_path):
     for _ in range(1000):
         found.look()
         now[0] += 1.0
-    # 20 ms of a core, at 0.02 % of one: every 100 s.
+    # 20 ms of a core, at 0.02% of one: every 100 s.
     assert 8 < Busy.asked < 12
 
 

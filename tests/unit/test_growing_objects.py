@@ -1,6 +1,9 @@
 """What grows of a dataset and of a script's modules is found wherever a script keeps it."""
 
 import functools
+import itertools
+import logging
+import logging.handlers
 import sys
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, MutableMapping
@@ -13,6 +16,7 @@ import torch
 from PIL import Image
 from torch.utils.data import Dataset
 
+from stoker.profile.loader_phases import TaskSource
 from stoker.profile.memory.growing_objects import elements_of, grown_between, loaded_since, sizes_of
 from stoker.profile.memory.watch import ObjectsGrowth
 
@@ -312,9 +316,150 @@ class Source:
 def test_elements_are_named_where_no_collection_grows():
     # Of so many, few are read: those that will be are looked at.
     source: Any = Source(dataset := Episodes(100_000))
-    growth = ObjectsGrowth(source)
+    growth = ObjectsGrowth(source, iter(()))
     for index in range(SAMPLES):
         dataset[index]
     growth.batches = SAMPLES
     (growing,) = growth.growing(SAMPLES)
     assert growing.name == "Episodes.episodes"
+
+
+class Stream:
+    """A stream with a variable of each generator that its samples go through.
+
+    Args:
+        buffer_size: Of what is shuffled; it grows by a sample for each that is given on.
+    """
+
+    def __init__(self, buffer_size: int, *, keeps: bool = False) -> None:
+        self.buffer_size = buffer_size
+        self.keeps = keeps
+
+    def read(self) -> Iterator[int]:
+        lines: list[int] = []
+        for line in itertools.count():
+            if self.keeps:
+                lines.append(line)
+            yield line
+
+    def __iter__(self) -> Iterator[int]:
+        buffer: list[int] = []
+        lines = map(int, self.read())
+        for line in lines:
+            buffer.append(line)
+            if len(buffer) < self.buffer_size:
+                buffer.append(next(lines))
+            yield buffer.pop(0)
+
+
+@pytest.mark.parametrize(
+    ("stream", "names"),
+    [
+        (Stream(10**6), ["buffer in __iter__()"]),
+        (Stream(1, keeps=True), ["lines in read()"]),
+        (Stream(1), []),
+    ],
+    ids=["a buffer that fills", "a generator below", "nothing"],
+)
+def test_what_a_streams_generators_keep_is_named(stream, names):
+    source: Any = TaskSource(
+        dataset=stream,
+        collate=repr,
+        indices=range(50),
+        is_stream=True,
+        is_batched=True,
+        batch_size=4,
+    )
+    samples = source.samples()
+    growth = ObjectsGrowth(source, samples)
+    for _ in samples:
+        growth.batches += 1
+        growth.look()
+    growing = growth.growing(SAMPLES)
+    assert [grown.name for grown in growing] == names
+    assert all(grown.is_of_a_stream for grown in growing)
+
+
+class Logs(Dataset[object]):
+    """Logs each sample, to a handler that keeps all of them."""
+
+    def __init__(self, log: logging.Logger) -> None:
+        self.log = log
+
+    def __getitem__(self, index: int) -> int:
+        self.log.info("sample %d", index)
+        return index
+
+
+@pytest.fixture
+def kept_log() -> Iterator[logging.Logger]:
+    log = logging.getLogger("of a dataset that logs")
+    handler = logging.handlers.MemoryHandler(capacity=10**6)
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    yield log
+    handler.buffer.clear()
+    log.removeHandler(handler)
+
+
+def test_a_handler_that_keeps_the_log_is_named(kept_log):
+    # What collects the log of a test keeps it, too.
+    named = {growing.name: growing.container for growing in growing_of(Logs(kept_log))}
+    assert named["MemoryHandler.buffer"] == "list"
+
+
+class ByMethod(Dataset[object]):
+    """Loads by a method that remembers all that it has loaded."""
+
+    @functools.lru_cache(maxsize=None)  # noqa: B019, UP033  # As people write it.
+    def load(self, index: int) -> list[int]:
+        return [index]
+
+    def __getitem__(self, index: int) -> object:
+        return self.load(index)
+
+
+def test_the_cache_of_a_method_is_named():
+    (growing,) = growing_of(ByMethod())
+    assert (growing.name, growing.container) == ("ByMethod.load", "lru_cache")
+
+
+class OpenFiles(Dataset[object]):
+    """Opens the file of each sample, and leaves it open."""
+
+    def __init__(self, file: Any) -> None:
+        self.file = file
+        self.opened: dict[int, Any] = {}
+
+    def __getitem__(self, index: int) -> object:
+        if index not in self.opened:
+            self.opened[index] = self.file.open("rb")
+        return self.opened[index].read(1)
+
+
+def test_files_that_are_left_open_are_named(tmp_path):
+    file = tmp_path / "sample"
+    file.write_bytes(b"1")
+    dataset = OpenFiles(file)
+    try:
+        (growing,) = growing_of(dataset, samples=50)
+        assert growing.name == "OpenFiles.opened"
+    finally:
+        for opened in dataset.opened.values():
+            opened.close()
+
+
+class Tables(Dataset[object]):
+    """Keeps each table of pyarrow that it has read."""
+
+    def __init__(self) -> None:
+        self.tables: dict[int, object] = {}
+
+    def __getitem__(self, index: int) -> object:
+        arrow = pytest.importorskip("pyarrow")
+        return self.tables.setdefault(index, arrow.table({"row": [index]}))
+
+
+def test_tables_of_pyarrow_that_are_kept_are_named():
+    (growing,) = growing_of(Tables(), samples=50)
+    assert (growing.name, growing.container) == ("Tables.tables", "dict")

@@ -23,17 +23,21 @@ class Host:
         self.now = 100.0
         self.use: MemoryUse | None = MemoryUse(GB, 10 * GB, is_cgroups=True)
         self.kills: int | None = 3
-        self.num_counted = 0
+        self.num_counted = self.num_read = 0
         self.watch = HostMemoryWatch(
             shares=lambda: MemoryShares(now=0.5, least=0.25),
             sources=MemorySources(
-                use=lambda: self.use,
-                num_kills=lambda: self.kills,
+                use=lambda: self._read(self.use),
+                num_kills=lambda: self._read(self.kills),
                 processes=self._processes,
                 **sources,
             ),
             clock=lambda: self.now,
         )
+
+    def _read(self, value: object):
+        self.num_read += 1
+        return value
 
     def _processes(self) -> list[int]:
         self.num_counted += 1
@@ -42,7 +46,7 @@ class Host:
     def look(self, used: int, *, limit: int = 10 * GB, is_cgroups: bool = True) -> MemoryPeak:
         self.now += 1.0
         self.use = MemoryUse(used, limit, is_cgroups=is_cgroups)
-        peak = self.watch.look()
+        peak = self.watch.peak()
         assert peak is not None
         return peak
 
@@ -54,8 +58,21 @@ def test_the_highest_use_stays_and_is_looked_at_once_a_second():
     assert host.look(2 * GB).peak_bytes == 9 * GB
     host.use = MemoryUse(10 * GB, 10 * GB, is_cgroups=True)
     host.now += 0.5
-    assert host.watch.look().peak_bytes == 9 * GB
-    assert host.watch.look().least_share == 0.25
+    assert host.watch.peak().peak_bytes == 9 * GB
+    assert host.watch.peak().least_share == 0.25
+
+
+def test_between_two_looks_nothing_is_read():
+    host = Host()
+    host.look(4 * GB)
+    num_read = host.num_read
+    for _ in range(20):
+        host.now += 0.04
+        assert not host.watch.look()
+    assert host.num_read == num_read
+    host.now += 0.3
+    assert host.watch.look()
+    assert host.num_read > num_read
 
 
 def test_what_is_in_use_now_is_told_beside_the_highest():
@@ -89,7 +106,7 @@ def test_nothing_is_known_without_limits():
     host = Host()
     host.use = None
     host.kills = None
-    assert host.watch.look() is None
+    assert host.watch.peak() is None
 
 
 @pytest.mark.parametrize("is_cgroups", [True, False])

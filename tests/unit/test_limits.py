@@ -55,7 +55,7 @@ RATES = (
     drained(1, 0.6034, rate=1.615),
 )
 GPU = rank_of(**ON_A_GPU, drains=RATES)
-# Other hosts whose cores are 83 to 100 % busy with today's workers.
+# Other hosts whose cores are 83 to 100% busy with today's workers.
 BUSY = {
     "the GPU's host": GPU,
     # The CPU's term is 0.9 of a worker's own.

@@ -1,10 +1,13 @@
 import io
+import os
+from typing import BinaryIO
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.logs import Log, parse_line, printable
+from stoker import logs
+from stoker.logs import EventName, Log, parse_line, printable
 
 
 @given(st.text(max_size=40), st.text(min_size=1, max_size=40))
@@ -57,3 +60,42 @@ def test_a_stream_that_takes_no_line_does_not_end_the_job(stream, monkeypatch):
     Log(run="r", host="h", stream=stream).event("still_here")
     monkeypatch.setattr("sys.stderr", stream)
     Log(run="r", host="h").event("still_here")
+
+
+def events_in(read: BinaryIO, *, count: int) -> list[str]:
+    events: list[str] = []
+    while len(events) < count:
+        event = parse_line(read.readline().decode())
+        events += [event.event] if event else []
+    return events
+
+
+def test_lines_that_nobody_reads_come_later_and_in_order(full_pipe):
+    read, stream = full_pipe
+    log = Log(run="r", host="h", stream=stream)
+    log.event(EventName.RUN_JOINED)
+    # Longer than a pipe takes in one piece.
+    log.event(EventName.HOST_LOST, reason="x" * 100_000)
+    log.event(EventName.HOST_REJOINED)
+    assert events_in(read, count=3) == ["run_joined", "host_lost", "host_rejoined"]
+    log.event(EventName.RUN_RESTARTED)
+    assert events_in(read, count=1) == ["run_restarted"]
+
+
+def test_lines_come_later_where_the_script_has_set_that_writes_do_not_wait(full_pipe):
+    read, stream = full_pipe
+    os.set_blocking(stream.fileno(), False)
+    log = Log(run="r", host="h", stream=stream)
+    log.event(EventName.RUN_JOINED)
+    assert events_in(read, count=1) == ["run_joined"]
+
+
+def test_a_log_that_nobody_ever_reads_keeps_the_last_lines(full_pipe, monkeypatch):
+    monkeypatch.setattr(logs, "MAX_LATE_TEXTS", 2)
+    read, stream = full_pipe
+    log = Log(run="r", host="h", stream=stream)
+    names = EventName.RUN_JOINED, EventName.HOST_LOST
+    for name in (*names, EventName.HOST_REJOINED, EventName.RUN_RESTARTED):
+        log.event(name)
+    # The first one is being written.
+    assert events_in(read, count=3) == ["run_joined", "host_rejoined", "run_restarted"]

@@ -1,10 +1,12 @@
 """What a loop keeps of each step: found by lengths, named as the script names it."""
 
 import gc
+import logging
+import logging.handlers
 import weakref
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -53,11 +55,16 @@ def test_an_attribute_is_named_by_its_class():
     assert not kept.has_graph
 
 
+def test_a_deque_that_is_not_full_says_what_it_holds_at_most():
+    latest: deque[torch.Tensor] = deque(maxlen=1000)
+    (kept,) = watched(lambda loss: latest.append(loss.detach()))
+    assert (kept.container, kept.max_count) == ("deque", 1000)
+
+
 def test_a_list_within_a_dict_is_named_by_its_key():
     history: dict[str, list[dict[str, torch.Tensor]]] = defaultdict(list)
     (kept,) = watched(lambda loss: history["train"].append({"loss": loss}))
-    assert kept.name.startswith("history in ")
-    assert kept.name.endswith("['train']")
+    assert kept.name == "history['train'] in test_a_list_within_a_dict_is_named_by_its_key()"
     assert kept.has_graph
 
 
@@ -189,3 +196,112 @@ def test_a_dictionary_of_arrays_in_an_attribute_is_named():
 def test_numbers_that_are_little_of_what_a_step_adds_are_not_its_cause():
     scores: list[float] = []
     assert watched(lambda loss: scores.append(0.5), grown=100_000) == []
+
+
+class SlottedHistory:
+    __slots__ = ("outputs",)
+
+    def __init__(self) -> None:
+        self.outputs: list[torch.Tensor] = []
+
+
+def hook_with_closure() -> Callable[[torch.Tensor], None]:
+    activations: list[torch.Tensor] = []
+
+    def hook(output: torch.Tensor) -> None:
+        activations.append(output)
+
+    return hook
+
+
+# In the test: Python's garbage collector does not look at what was there as the tests were read.
+def test_a_list_of_a_class_is_named_by_it():
+    class ByClass:
+        outputs: ClassVar[list[torch.Tensor]] = []
+
+    (kept,) = watched(lambda loss: ByClass.outputs.append(loss))
+    assert (kept.name, kept.has_graph) == ("ByClass.outputs", True)
+
+
+def test_a_list_in_a_slot_is_named_by_its_class():
+    history = SlottedHistory()
+    (kept,) = watched(lambda loss: history.outputs.append(loss))
+    assert kept.name == "SlottedHistory.outputs"
+
+
+def test_what_a_hook_keeps_in_its_closure_is_named_by_it():
+    (kept,) = watched(hook_with_closure())
+    assert kept.name == "activations of hook()"
+
+
+def test_what_a_default_argument_keeps_is_named_by_its_function():
+    def log_loss(loss: torch.Tensor, history: list[torch.Tensor] = []) -> None:  # noqa: B006
+        history.append(loss)
+
+    (kept,) = watched(log_loss)
+    assert kept.name == "history of log_loss()"
+
+
+def test_a_set_that_grows_is_named():
+    seen: set[str] = set()
+    numbers = iter(range(10**6))
+    (kept,) = watched(
+        lambda loss: seen.update(f"sample {next(numbers)}" for _ in range(500)), grown=40_000
+    )
+    assert kept.name.startswith("seen in ")
+    assert (kept.container, kept.element) == ("set", "str")
+
+
+def test_a_moving_mean_of_losses_is_a_sum_with_its_graph():
+    mean = torch.zeros(())
+
+    def smooth(loss: torch.Tensor) -> None:
+        nonlocal mean
+        mean = 0.9 * mean + 0.1 * loss
+
+    (kept,) = watched(smooth)
+    assert (kept.container, kept.has_graph) == ("sum", True)
+    assert kept.name.startswith("mean in ")
+
+
+@pytest.mark.parametrize("how", ["attribute", "key"])
+def test_a_sum_that_is_no_variable_is_named(how):
+    class Meter:
+        def __init__(self) -> None:
+            self.total = torch.zeros(())
+
+    meter, sums = Meter(), {"loss": torch.zeros(())}
+
+    def add(loss: torch.Tensor) -> None:
+        if how == "attribute":
+            meter.total = meter.total + loss
+        else:
+            sums["loss"] = sums["loss"] + loss
+
+    (kept,) = watched(add)
+    assert kept.container == "sum"
+    if how == "attribute":
+        assert kept.name == "Meter.total"
+    else:
+        assert kept.name == "sums['loss'] in test_a_sum_that_is_no_variable_is_named()"
+
+
+def test_a_handler_that_keeps_its_log_is_named():
+    handler = logging.handlers.MemoryHandler(capacity=10**6)
+    log = logging.Logger("of a training run")
+    log.addHandler(handler)
+    (kept,) = watched(lambda loss: log.info("loss %s", loss.item()), grown=1500)
+    assert (kept.name, kept.element) == ("MemoryHandler.buffer", "LogRecord")
+    handler.buffer.clear()
+
+
+def test_a_graph_that_is_as_long_in_each_step_is_no_sum():
+    last = torch.zeros(())
+
+    def two_terms(loss: torch.Tensor) -> None:
+        nonlocal last
+        last = loss
+        for number in range(STEPS):
+            last = last + number * loss
+
+    assert watched(two_terms) == []

@@ -1,13 +1,17 @@
 """Fewer batches wait where memory is nearly used up, and more again once there is room."""
 
+import itertools
+from dataclasses import dataclass
+
 import pytest
 
 from stoker.feed.agent.dispatch import AgentSession, CreditPool
 from stoker.feed.memory_guard import MemoryGuard, killed_words
 from stoker.host import machine, memory_usage
-from stoker.host.memory_usage import MemoryUse, memory_use
+from stoker.host.memory_usage import MemoryUse, memory_use, swap_room_bytes
 
 GB = 1_000_000_000
+MB = 1_000_000
 MAX_BYTES = 4 * GB
 
 
@@ -129,6 +133,87 @@ def test_that_memory_has_room_again_is_said_once():
     ]
 
 
+@dataclass
+class Host:
+    """A host of 10 GB, on which as many batches wait as the guard lets, up to what a run wants.
+
+    Attributes:
+        base_bytes: What else is in use, always as much.
+        wanted_bytes: Batches that wait where nothing is short.
+        rate: Bytes of batches that more wait in a second, where more may.
+    """
+
+    base_bytes: int
+    wanted_bytes: int
+    rate: int
+    waiting_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        self.guard = MemoryGuard(max_bytes=MAX_BYTES, look=self.use)
+
+    @property
+    def coming_bytes(self) -> int:
+        return min(8 * GB // 10, self.waiting_bytes // 2)
+
+    def use(self) -> MemoryUse:
+        here = self.waiting_bytes - self.coming_bytes
+        return MemoryUse(self.base_bytes + here, 10 * GB, is_cgroups=True)
+
+    def run(self, seconds: int) -> list[float]:
+        """Returns the share after each quarter of a second."""
+        shares = []
+        for look in range(4 * seconds):
+            most = min(self.wanted_bytes, int(self.guard.share * MAX_BYTES))
+            change = min(self.rate // 4, abs(most - self.waiting_bytes))
+            self.waiting_bytes += change if most > self.waiting_bytes else -change
+            bytes_of = {"waiting_bytes": self.waiting_bytes, "coming_bytes": self.coming_bytes}
+            self.guard.tick(look / 4, **bytes_of)
+            shares.append(self.guard.share)
+        return shares
+
+
+def lowered(shares: list[float]) -> int:
+    return sum(later < earlier for earlier, later in itertools.pairwise(shares))
+
+
+@pytest.mark.parametrize("rate", [200, 1000, 4000])
+@pytest.mark.parametrize("wanted", [1000, 2000, 3500])
+@pytest.mark.parametrize("base", range(3000, 9000, 500))
+def test_a_run_that_uses_the_same_all_the_time_is_not_lowered_and_raised_in_turns(
+    base, wanted, rate
+):
+    host = Host(base * MB, wanted * MB, rate * MB)
+    shares = host.run(600)
+    # A start is fast, and looks as if it went on.
+    assert lowered(shares) <= 4
+    assert lowered(shares[1200:]) <= 1
+    if base + wanted <= 8000:
+        # With all that it wants 80% are in use.
+        assert host.guard.share * MAX_BYTES >= host.wanted_bytes
+
+
+def test_as_much_may_wait_again_as_there_is_room_for():
+    guard = guard_of(0.95, *[0.75] * 10)
+    guard.tick(100.0, waiting_bytes=MAX_BYTES)
+    for second in range(10):
+        bytes_of = {"waiting_bytes": MAX_BYTES // 2, "coming_bytes": GB}
+        guard.tick(110.0 + second, **bytes_of)
+    # 0.92 less 0.75 and 0.1 of 10 GB.
+    assert guard.share * MAX_BYTES == pytest.approx(MAX_BYTES / 2 + 0.7 * GB)
+
+
+def test_a_raise_that_was_taken_back_is_tried_again_later_and_by_less():
+    guard = guard_of(0.95, 0.5, 0.95, *[0.5] * 20)
+    for now in (100.0, 110.0, 112.0):
+        guard.tick(now, waiting_bytes=MAX_BYTES)
+    assert guard.share == 1 / 2
+    shares = []
+    for second in range(20):
+        guard.tick(113.0 + second, waiting_bytes=MAX_BYTES // 2)
+        shares.append(guard.share)
+    assert shares == [1 / 2] * 19 + [3 / 4]
+
+
 @pytest.mark.parametrize(
     ("code", "kills", "words"),
     [
@@ -216,6 +301,20 @@ def test_the_use_nearest_to_its_limit_counts(membership, files, expected, tmp_pa
     monkeypatch.setattr(machine, "MEMBERSHIP", tmp_path / "membership")
     monkeypatch.setattr(memory_usage, "_MEMINFO", tmp_path / "meminfo")
     assert memory_use() == expected
+
+
+@pytest.mark.parametrize(("both", "room"), [(3 * MB, MB), (2 * MB, 0), (1 << 62, 5000 * 1024)])
+def test_version_1_limits_memory_and_swap_together(both, room, tmp_path, monkeypatch):
+    (tmp_path / "membership").write_text("4:memory:/a\n")
+    (tmp_path / "meminfo").write_text("SwapTotal: 9000 kB\nSwapFree: 5000 kB\n")
+    group = tmp_path / "cgroup" / "memory" / "a"
+    group.mkdir(parents=True)
+    (group / "memory.limit_in_bytes").write_text(str(2 * MB))
+    (group / "memory.memsw.limit_in_bytes").write_text(str(both))
+    monkeypatch.setattr(machine, "CGROUP", tmp_path / "cgroup")
+    monkeypatch.setattr(machine, "MEMBERSHIP", tmp_path / "membership")
+    monkeypatch.setattr(memory_usage, "_MEMINFO", tmp_path / "meminfo")
+    assert swap_room_bytes() == room
 
 
 def test_this_machine_has_a_use():

@@ -102,3 +102,11 @@ def test_evaluation_and_training_say_that_the_figures_do_not_count():
         assert BUSY in words
         assert "times as fast" not in words
         assert "OUTSIDE" not in words
+
+
+def test_other_programs_of_two_hosts_are_one_sentence():
+    hosts = ("algo-1", "algo-2")
+    others = tuple(OtherPrograms(host=host, vcpus=1, others_vcpus=0.8) for host in hosts)
+    record = msgspec.structs.replace(sample_records.training(), others=others)
+    shares = "0.8 of the 1 vCPU of algo-1, 0.8 of the 1 vCPU of algo-2"
+    assert record.busy == f"other programs were using {shares}"

@@ -1,4 +1,4 @@
-"""Pages fit into a screen, and say "a training run" where they mean one."""
+"""Pages fit into a screen, say "a training run" where they mean one, and write shares as 12%."""
 
 import re
 from pathlib import Path
@@ -25,6 +25,8 @@ A_TRAINING = re.compile(
 )
 # Of source, examples and pages; names of variables count. Only shrinks.
 MOST_TRAININGS = 0
+# `12 %`: the report and the terminal write 12%, and so do pages. Not a remainder: `8 % 3`.
+SPACED_PERCENT = re.compile("[\\d}][ \u00a0]%(?! *\\d)(?!})")
 
 
 def named(file: Path) -> str:
@@ -68,3 +70,28 @@ def test_a_training_run_is_not_called_a_training():
     texts = (file.read_text() for file in [*sources, *DOCS])
     count = sum(len(A_TRAINING.findall(text)) for text in texts)
     assert count <= MOST_TRAININGS, "write a training run, or a job"
+
+
+@pytest.mark.parametrize("page", DOCS, ids=named)
+def test_a_page_writes_shares_as_the_terminal_does(page):
+    assert SPACED_PERCENT.findall(page.read_text()) == [], "write 12%, without a space"
+
+
+def test_sources_write_shares_as_pages_do():
+    sources = sorted((ROOT / "src").rglob("*.py"))
+    spaced = [named(file) for file in sources if SPACED_PERCENT.search(file.read_text())]
+    assert spaced == [], "write 12%, without a space"
+
+
+# A highest number that nobody asked for makes a reader ask what happens beyond it.
+NUMBERED_LIMIT = re.compile(r"\b0 (?:and|to) \d+\s+data hosts")
+
+
+@pytest.mark.parametrize("page", DOCS, ids=named)
+def test_a_page_names_no_highest_number_of_data_hosts_without_a_reason(page):
+    assert NUMBERED_LIMIT.findall(page.read_text()) == []
+
+
+def test_sources_name_no_highest_number_of_data_hosts_without_a_reason():
+    sources = sorted((ROOT / "src").rglob("*.py"))
+    assert [named(file) for file in sources if NUMBERED_LIMIT.search(file.read_text())] == []

@@ -15,7 +15,7 @@ def test_they_come_while_a_step_is_still_running():
 
     words = FirstWords(say, seconds=0.01)
     words.got(now=0.0, wait=5.0)
-    assert spoken.wait(10.0)
+    assert spoken.wait(150.0)
     assert said[0].steps == 0
     assert said[0].step_seconds is None
     assert said[0].wait_share == 0.0
@@ -29,7 +29,7 @@ def test_they_are_not_said_where_there_are_better_ones():
     words.cancel()
     words.cancel()
     for timer in [each for each in threading.enumerate() if isinstance(each, threading.Timer)]:
-        timer.join(10.0)
+        timer.join(150.0)
         assert not timer.is_alive(), "a timer waits on"
     assert not said
 

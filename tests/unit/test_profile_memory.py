@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from stoker.host import machine, memory_usage
-from stoker.host.memory_usage import paging, process_memory
+from stoker.host.memory_usage import ProcessMemory, paging, process_memory
 from stoker.profile.memory.findings import memory_findings, memory_of
 from stoker.profile.memory.growing_objects import grown_between, sizes_of
 from stoker.profile.memory.python_objects import held_objects
-from stoker.profile.memory.watch import MemoryWatch, _Point, growth_of, worker_pids
+from stoker.profile.memory.watch import MemoryWatch, _Point, _point, growth_of, worker_pids
 from stoker.profile.rank_results import (
     BatchFacts,
     LoaderFacts,
@@ -56,7 +56,9 @@ def test_a_process_that_has_ended_has_no_memory():
 )
 def test_refaults_are_those_of_the_group(membership, file, prefix, tmp_path, monkeypatch):
     (tmp_path / "membership").write_text(membership)
-    (tmp_path / "vmstat").write_text("workingset_refault_file 7\npgmajfault 8\npswpin 2\n")
+    (tmp_path / "vmstat").write_text(
+        "workingset_refault_file 7\npgmajfault 8\npswpin 2\nzswpin 3\nzswpout 4\n"
+    )
     folder = tmp_path / "cgroup" / file
     folder.mkdir(parents=True)
     (folder / "memory.stat").write_text(
@@ -68,7 +70,7 @@ def test_refaults_are_those_of_the_group(membership, file, prefix, tmp_path, mon
     page = os.sysconf("SC_PAGE_SIZE")
     counts = paging()
     assert (counts.refaulted_bytes, counts.major_faults) == (3 * page, 5)
-    assert (counts.swapped_in_bytes, counts.swapped_out_bytes) == (2 * page, 0)
+    assert (counts.swapped_in_bytes, counts.swapped_out_bytes) == (5 * page, 4 * page)
 
 
 def points(*, copied: float = 0, grown: float = 0, looks: int = 12) -> list[_Point]:
@@ -98,6 +100,22 @@ def test_memory_that_comes_and_goes_is_no_growth():
         busy = place in (7, 8)
         made.append(point._replace(anonymous_bytes=point.anonymous_bytes + busy * 30 * MB))
     assert growth_of(made).grown == 0
+
+
+def test_pages_that_are_swapped_in_again_are_no_growth():
+    made = []
+    for place in range(1, 13):
+        swapped = (12 - place) * 10 * MB
+        here = 200 * MB - swapped
+        memory = ProcessMemory(
+            pss_bytes=here,
+            private_bytes=here,
+            anonymous_bytes=here,
+            swapped_bytes=swapped,
+            pss_anonymous_bytes=here,
+        )
+        made.append(_point(place, memory))
+    assert growth_of(made) == (0, 0)
 
 
 def test_too_few_looks_show_nothing():
@@ -192,6 +210,25 @@ def test_python_objects_are_found_wherever_a_dataset_keeps_them(dataset, name, e
     assert first.element == element
 
 
+def test_the_index_of_a_table_is_named():
+    pandas = pytest.importorskip("pandas")
+    names = [f"/data/{number:09d}.jpeg" for number in range(5000)]
+    table = pandas.DataFrame({"label": range(5000)}, index=pandas.Index(names, dtype=object))
+    (first,) = held_objects(SimpleNamespace(table=table))
+    assert (first.name, first.container) == ("SimpleNamespace.table.index", "DataFrame")
+    assert (first.element, first.count) == ("str", 5000)
+
+
+def test_a_dict_of_small_arrays_is_named():
+    (first,) = held_objects(SimpleNamespace(boxes=boxes_of(5000)))
+    assert (first.name, first.element) == ("SimpleNamespace.boxes", "ndarray")
+    assert first.num_bytes == pytest.approx(real_bytes(lambda: boxes_of(5000)), rel=0.25)
+
+
+def boxes_of(count: int) -> dict[int, np.ndarray]:
+    return {number: np.full(4, number / 2) for number in range(count)}
+
+
 def test_what_a_script_holds_beside_its_dataset_is_not_the_datasets():
     names = [held.name for held in held_objects(with_closure())]
     assert not any("PATHS_OF_ALL" in name for name in names)
@@ -233,7 +270,7 @@ class Memo:
 
 def test_objects_that_load_what_is_asked_of_them_are_not_asked():
     dataset = SimpleNamespace(libraries=ctypes.cdll, library=ctypes.CDLL(None))
-    assert sizes_of(dataset) == {}
+    assert sizes_of(dataset) == sizes_of(SimpleNamespace())
 
 
 def test_what_grows_in_an_object_of_any_name_is_named():
@@ -376,6 +413,8 @@ def test_python_objects_count_only_where_a_worker_copies():
     ("element", "words"),
     [
         ("str", "one NumPy array of bytes (dtype 'S') or an array of pyarrow"),
+        ("Tensor", "join them to one tensor or NumPy array, with an array of where each begins"),
+        ("int", "put them into one NumPy array or tensor"),
         ("dict", "one NumPy array, tensor or table of pyarrow each"),
         ("Annotation", "one NumPy array, tensor or table of pyarrow each"),
     ],
@@ -398,6 +437,22 @@ def test_a_cache_is_said_with_the_epoch_in_which_the_limit_is_reached():
     assert text == ""
     assert "200 MB in an epoch" in fixes["growing_cache"]
     assert "1.00 GB, the machine's memory, is used up in epoch 3" in fixes["growing_cache"]
+
+
+def test_a_cache_that_fills_gaps_beside_objects_that_are_copied_is_named():
+    cache = msgspec.structs.replace(CACHE, element_bytes=4000)
+    both: dict[str, Any] = {"growing": (cache,), "objects": (NAMES,), **BELOW}
+    _, fixes = findings_of(copied_bytes_per_sample=250_000.0, **both)
+    # 800 samples take less than a line is worth.
+    assert set(fixes) == {"copied_objects"}
+    cache = msgspec.structs.replace(CACHE, element_bytes=40_000)
+    both["growing"] = (cache,)
+    _, fixes = findings_of(copied_bytes_per_sample=250_000.0, **both)
+    assert set(fixes) == {"copied_objects", "growing_cache"}
+    assert "A.cache (dict) grows by 40.0 kB for each sample" in fixes["growing_cache"]
+    # No more than a worker copies and grows by.
+    _, fixes = findings_of(copied_bytes_per_sample=500.0, **both)
+    assert set(fixes) == {"copied_objects"}
 
 
 def test_workers_that_end_with_an_epoch_give_a_cache_back():
@@ -450,10 +505,29 @@ def test_a_cache_in_the_trainer_is_the_datasets_and_not_what_the_loop_keeps():
     assert "each has one for itself" not in fixes["growing_cache"]
 
 
+def test_a_limit_that_only_slows_is_said_to():
+    assert RANK.memory is not None
+    memory = {"used_bytes": 950 * MB, "is_cgroups": True, "only_slows": True}
+    seen = msgspec.structs.replace(RANK.memory, **memory)
+    rank = msgspec.structs.replace(RANK, memory=seen)
+    state, _ = memory_findings(memory_of([rank]), [rank], read_bytes=None)
+    assert state is not None
+    assert "950 MB of 1.00 GB, the container's memory.high, above which the kernel" in state.text
+
+
 def test_swapping_is_a_limit():
     text, fixes = findings_of(swapped_bytes=80 * MB, swapped_bytes_per_second=5e6, **BELOW)
     assert "80.0 MB of trainers and workers are swapped out, and 5.00 MB a second go in" in text
     assert list(fixes) == ["swap"]
+
+
+def test_what_takes_the_memory_is_named_where_the_kernel_swaps_before_the_limit_is_near():
+    asked: dict[str, Any] = {"swapped_bytes": 80 * MB, "swapped_bytes_per_second": 5e6}
+    text, fixes = findings_of(worker_private_bytes=150.0 * MB, **asked, **BELOW)
+    assert list(fixes) == ["swap", "fewer_workers"]
+    assert text.endswith(
+        "go in and out; three loader workers x 150 MB, with the batches that they hold"
+    )
 
 
 def test_growth_of_a_worker_alone_counts_before_that_beside_others():
@@ -519,6 +593,55 @@ def test_growth_that_nothing_explains_is_said_where_it_is_more_than_an_allocator
     texts = [fix.text for fix in fixes if fix.id == "growing_trainer"]
     assert bool(texts) is is_named
     assert all("something keeps memory of each step, and no list" in text for text in texts)
+
+
+@pytest.mark.parametrize(
+    ("samples", "seen_beside_others", "is_named"),
+    [(200, 0, True), (20, 0, False), (20, 50 * MB, True)],
+    ids=["much", "as caches of libraries fill", "much in the whole profile"],
+)
+def test_a_worker_that_grows_is_said_where_it_is_more_than_a_librarys_cache(
+    samples, seen_beside_others, is_named
+):
+    # HDF5 keeps 8 MB of each data set that a worker reads, by default.
+    growth = WorkerGrowth(samples=samples, copied_bytes_per_sample=0, grown_bytes_per_sample=4e5)
+    assert RANK.memory is not None
+    memory = msgspec.structs.replace(RANK.memory, grown_bytes=seen_beside_others)
+    rank = msgspec.structs.replace(RANK, worker_growth=growth, memory=memory)
+    _, fixes = memory_findings(memory_of([rank]), [rank], read_bytes=None)
+    assert ("growing_worker" in {fix.id for fix in fixes}) is is_named
+
+
+def test_a_buffer_of_a_stream_is_named_and_no_limit_as_it_may_end():
+    # 160 MB were seen, all of them in gaps of pages that the worker inherited; an epoch has 640 MB.
+    growing = msgspec.structs.replace(CACHE, name="buffer in __iter__()", element_bytes=800_000)
+    growth = WorkerGrowth(
+        samples=200, copied_bytes_per_sample=8e5, grown_bytes_per_sample=0, growing=(growing,)
+    )
+    rank = msgspec.structs.replace(RANK, worker_growth=growth)
+    state, fixes = memory_findings(memory_of([rank]), [rank], read_bytes=None)
+    text = next(fix.text for fix in fixes if fix.id == "growing_cache")
+    assert text.startswith(
+        "buffer in __iter__() (dict) grows by 800 kB for each sample, 640 MB in an"
+    )
+    assert "used up" not in text
+    assert text.endswith("a shuffle buffer ends at its size")
+    assert state is None
+    # A small one is none, either.
+    small = msgspec.structs.replace(growth, samples=20)
+    rank = msgspec.structs.replace(RANK, worker_growth=small)
+    _, fixes = memory_findings(memory_of([rank]), [rank], read_bytes=None)
+    assert "growing_cache" not in {fix.id for fix in fixes}
+
+
+@pytest.mark.parametrize(
+    ("max_count", "words"), [(40, "80.0 MB until it is full"), (2, ""), (500, "epoch")]
+)
+def test_what_a_deque_holds_at_most_is_what_it_takes(max_count, words):
+    kept = msgspec.structs.replace(LOSSES, container="deque", max_count=max_count)
+    _, fixes = findings_of(kept=(kept,), trainer_grown_bytes_per_step=2.0 * MB, **BELOW)
+    assert bool(fixes) == bool(words)
+    assert words in fixes.get("growing_trainer", "")
 
 
 def test_a_loop_that_fills_the_memory_in_its_first_epoch_is_a_limit():

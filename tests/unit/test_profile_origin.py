@@ -86,6 +86,7 @@ def test_an_old_profile_is_named_as_old():
 @pytest.mark.parametrize(
     ("measured_at", "words"),
     [
+        ("2026-11-26T11:59:01.000Z", "less than a minute ago (2026-11-26)"),
         ("2026-11-26T11:59:00.000Z", "1 minute ago (2026-11-26)"),
         ("2026-11-26T02:00:00.000Z", "10 hours ago (2026-11-26)"),
         ("2026-11-24T12:00:00", "2 days ago (2026-11-24)"),

@@ -10,7 +10,12 @@ from hypothesis import strategies as st
 
 from stoker.catalog import load_catalog
 from stoker.profile.explain import explain
-from stoker.profile.rank_results import BatchFacts, ReplayVariants
+from stoker.profile.rank_results import (
+    AcceleratorOnly,
+    BatchFacts,
+    Quartiles,
+    ReplayVariants,
+)
 from stoker.step_model import Neighbour, Parts, parts_of, with_neighbour
 from support.decisions import decided
 from support.profiled_ranks import at, changed, drained, profile_of, rank_of
@@ -88,6 +93,55 @@ def test_copies_of_a_batch_are_a_state_with_the_fixes_that_end_it_and_what_each_
     assert (
         "the limit is the accelerator, which waits 28.1 ms of it for copies of its batch" in words
     )
+
+
+# As benchmarks/gpu.py found it: cached steps of two speeds, the faster one that of the step as is.
+TWO_SPEEDS = Quartiles(mean=0.0325, median=0.0348, low=0.0299, high=0.0351, samples=60)
+
+
+def of_two_speeds(**fields):
+    cached = AcceleratorOnly(
+        step_seconds=TWO_SPEEDS, trainer_cpu_seconds=at(0.030), cached_batches=8
+    )
+    rank = changed(
+        PAGEABLE,
+        clock="cuda:0",
+        step_seconds=at(0.0298),
+        wait_seconds=at(0.0001),
+        num_workers=8,
+        accelerator=cached,
+    )
+    return changed(with_variants(rank, beside_workers=TWO_SPEEDS), **fields)
+
+
+def test_cached_steps_of_two_speeds_are_no_longer_than_a_step_that_waits_for_nothing():
+    profile = profile_of(of_two_speeds())
+    assert profile.check.explained
+    assert profile.check.error == pytest.approx(0.0, abs=0.05)
+    assert list(states(profile)) == ["transfer", "accelerator"]
+    assert profile.step.transfer_seconds == pytest.approx(0.0298 - 0.0104, abs=0.0005)
+    assert profile.step.neighbour_seconds == pytest.approx(0.0, abs=0.0005)
+    decision = decided(profile, catalog=LOCAL)
+    assert (decision.bottleneck, decision.action) == ("accelerator", "keep")
+    assert fixes(profile)["pin_memory"] == pytest.approx(0.0298 - 0.020, abs=0.0005)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        # By the host's clock a step as it is says how fast its kernels are launched.
+        {"clock": "host"},
+        # Steps that wait leave the accelerator cool and fast.
+        {"wait_seconds": at(0.004)},
+        # All cached steps are longer: the one or the other was measured wrongly.
+        {"accelerator": AcceleratorOnly(
+            step_seconds=at(0.0348), trainer_cpu_seconds=at(0.030), cached_batches=8
+        )},
+    ],
+    ids=["host", "waits", "one speed"],
+)  # fmt: skip
+def test_cached_steps_count_where_the_step_as_it_is_does_not_show_the_same(fields):
+    assert not profile_of(of_two_speeds(**fields)).check.explained
 
 
 def test_pinned_batches_that_are_waited_for_need_no_other_memory():

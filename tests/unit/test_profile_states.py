@@ -50,9 +50,13 @@ LOADING = drained(8, 0.070, rate=110.0), drained(1, 0.070)
 STARVED = {"held_knocks": 150, "own_cpu_seconds": 2.0, "other_threads_seconds": 8.0}
 BUSY = {"wait": 0.060, "accelerator": 0.030, "trainer_cpu": 0.030, "children_cpu": 0.165}
 SERIAL = {"wait": 0.070, "accelerator": 0.029, "trainer_cpu": 0.080, "children_cpu": 0.0}
+ALONE_BUSY = rank_of(
+    wait=0.060, accelerator=0.030, trainer_cpu=0.085, children_cpu=0.0, vcpus=1, workers=0
+)
 # A rank, the state that it is in, and the fix if there is one.
 NAMED = {
     "busy": (rank_of(**BUSY, vcpus=2, drains=(drained(2, 0.165), drained(1, 0.150))), "cpu", None),
+    "alone": (ALONE_BUSY, "cpu", None),
     "waiting": (LATENT, "workers", "num_workers"),
     "few": (FEW, "workers", "num_workers"),
     "none": (rank_of(**SERIAL, workers=0, drains=LOADING), "workers", "num_workers"),
@@ -65,6 +69,7 @@ NAMED = {
     ("name", "words"),
     [
         ("busy", ["0.165 CPU-seconds of loader workers", "98% busy"]),
+        ("alone", ["uses 0.085 CPU-seconds of trainers, which load their batches themselves"]),
         ("waiting", ["takes a worker 190 ms, of which it computes 5.00 ms"]),
         ("waiting", ["it waits for its data, not for a CPU"]),
         ("few", ["1 worker loads, and the vCPUs are 14% busy"]),
@@ -218,7 +223,7 @@ def test_fewer_workers_are_advised_where_they_loaded_as_much():
     ("cpu_of_fewer", "words"), [(0.80, "800 ms of CPU time instead of 800 ms"), (0.86, None)]
 )
 def test_under_a_used_up_quota_the_cpu_time_of_a_batch_says_what_is_as_fast(cpu_of_fewer, words):
-    # Measured: bursts of a quota made the same loader 11 % faster with more workers, by chance.
+    # Measured: bursts of a quota made the same loader 11% faster with more workers, by chance.
     drains = drained(16, 0.80, wall=1.2, rate=5.9), drained(8, cpu_of_fewer, rate=5.3)
     crowd = rank_of(**CROWDED | THROTTLED | {"drains": drains, "quota_vcpus": 4.0})
     assert "throttled" in found(crowd)

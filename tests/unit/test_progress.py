@@ -145,7 +145,7 @@ def test_a_terminal_shows_a_line_of_progress_that_fits_it(monkeypatch):
         following(quiet=False, echo=False, total_steps=100_000) as follow,
     ):
         follow.line(LogLine(group="dnn", host="algo-1", text=line))
-        lines = shown("1040/100000 steps, 123 ms each").splitlines()
+        lines = shown("1,040/100,000 steps, 123 ms each").splitlines()
     assert lines[-1].startswith("train      0:00:0")
     assert max(map(len, lines)) <= 60
 

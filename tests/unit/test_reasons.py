@@ -9,6 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch._utils import ExceptionWrapper
 
+from stoker.errors import FeedError, FeedLostError, MissingExtraError, UsageError
 from stoker.failure_reasons import cause_of, reason_of_failure, said_in
 from stoker.feed.wire.dataset import pack_error, unpack_error
 from stoker.launch import finish
@@ -202,6 +203,13 @@ def test_an_error_that_was_wrapped_twice_and_cannot_be_made_again_keeps_its_own_
     assert "Caught" not in found
 
 
+@pytest.mark.parametrize("kind", [UsageError, MissingExtraError, FeedError, FeedLostError])
+def test_what_stoker_refuses_in_a_rank_is_told_with_what_to_do(kind):
+    err = raised(kind("bad samples of D cannot be left out", where="feed.on_error", fix="catch it"))
+    words = f"rank 0 on algo-1: {kind.__name__}: bad samples of D cannot be left out; catch it"
+    assert failure_of(err) == words
+
+
 def test_the_launcher_leaves_its_failure_in_the_pod_s_status_as_an_error(tmp_path, monkeypatch):
     status = tmp_path / "termination-log"
     status.touch()
@@ -224,3 +232,62 @@ def test_the_end_of_a_stream_that_is_cut_begins_with_a_whole_line():
         tail.add(b"line %06d end\n" % number)
     assert tail.text().startswith("line ")
     assert len(tail.text()) > STDERR_TAIL_BYTES - 20
+
+
+KILLED = "RuntimeError: DataLoader worker (pid 71) is killed by signal: "
+BUS_ERROR = (
+    f"{KILLED}Bus error. It is possible that dataloader's workers are out of shared memory. Please "
+    "try to raise your shared memory limit."
+)
+# As torch raises it: by a signal's handler, while the loader waits for a batch.
+EXITED = [
+    "The above exception was the direct cause of the following exception:",
+    "",
+    "Traceback (most recent call last):",
+    '  File "/app/train.py", line 9, in <module>',
+    "    for batch in loader:",
+    "RuntimeError: DataLoader worker (pid(s) 71) exited unexpectedly",
+]
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        (*TRACE[:3], BUS_ERROR, "", *EXITED),
+        (
+            *TRACE[:3],
+            "RuntimeError: unable to write to file </torch_7_8_9>: No space left on device (28)",
+        ),
+        (
+            *TRACE[:3],
+            "RuntimeError: unable to allocate shared memory(shm) for file </torch_7_8_9>: Success",
+        ),
+    ],
+    ids=["killed", "write", "allocate"],
+)
+def test_workers_that_have_no_room_in_shared_memory_are_told_what_to_do(lines):
+    found = reason(*lines)
+    assert "/dev/shm is full, through which torch's workers pass batches" in found
+    assert "--shm-size=2g" in found
+
+
+def test_a_worker_that_was_killed_is_said_with_its_signal():
+    found = reason(*TRACE[:3], f"{KILLED}Killed. ", "", *EXITED)
+    assert found.startswith(f"ended with exit code 1: {KILLED}Killed.")
+    assert "shm" not in found
+
+
+def test_a_rank_whose_worker_had_no_room_in_shared_memory_is_told_what_to_do():
+    full = "unable to allocate shared memory(shm) for file </torch_7_8_9>: No space left (28)"
+    found = failure_of(by_torch(RuntimeError(full)))
+    assert full in found
+    assert "/dev/shm is full, through which torch's workers pass batches" in found
+
+
+def test_a_rank_whose_worker_was_killed_is_told_by_what():
+    killed = RuntimeError(BUS_ERROR.removeprefix("RuntimeError: "))
+    exited = RuntimeError("DataLoader worker (pid(s) 71) exited unexpectedly")
+    exited.__cause__ = killed
+    found = failure_of(exited)
+    assert "killed by signal: Bus error" in found
+    assert "--shm-size=2g" in found

@@ -184,12 +184,14 @@ def test_an_unknown_word_gets_the_nearest_or_all_that_are_known():
 @pytest.mark.parametrize(
     ("name", "path", "key", "meant"),
     [
-        ("profile", (), "hosts", "host"),
+        ("profile", (), "hosst", "host"),
         ("decision", ("plan",), "remote_shar", "remote_share"),
         ("decision", ("plans", 0, "groups", 0), "worker_per_host", "workers_per_host"),
         ("training", ("job",), "names", "name"),
         ("evaluation", ("performance", "measured"), "step_second", "step_seconds"),
         ("workload", (), "comand", "command"),
+        ("workload", (), "credits", "feed.credits"),
+        ("workload", (), "budget_seconds", "profile.budget_seconds"),
     ],
 )
 def test_unknown_key_names_its_path_and_the_nearest_known_one(tmp_path, name, path, key, meant):

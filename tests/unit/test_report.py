@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from stoker.feed.bad_samples import COLUMNS
 from stoker.feed.timeline import MeasuredStep
+from stoker.record_words import kept_words
 from stoker.records import (
     Advice,
     Check,
@@ -30,7 +31,7 @@ from stoker.records import (
     write_json,
 )
 from stoker.records.base import sha256_of
-from stoker.records.training import GroupSpending, Lineage
+from stoker.records.training import BalancedLoader, GroupSpending, Lineage
 from stoker.report.step_times import StepTimes, Strip, draw_strips, read_steps
 from stoker.report.verdict import transform_rows
 from stoker.run.reports import report_of_run
@@ -107,23 +108,22 @@ def report(tmp_path):
 
 def test_page_says_gain_wait_prediction_cost_and_gate(report):
     page = report()
-    assert (
-        page.headline == "1.7 times as fast With one data host a step takes 36 ms instead of 62 ms."
-    )
+    said = "1.72 times as fast With one data host a step takes 36 ms instead of 62 ms."
+    assert page.headline == said
     text = plain(page.text)
-    assert "The trainer waited 65 % of every step for data; now 32 %." in text
+    assert "The trainer waited 65% of every step for data; now 32%." in text
     assert (
-        "Predicted: 34 ms, 1.8 times as fast; the step is 5.9 % longer than predicted, inside the"
+        "Predicted: 34 ms, 1.82 times as fast; the step is 5.9% longer than predicted, inside the"
         " band of 31 ms to 37 ms."
     ) in text
-    assert "A step costs 16 % more than before (0.0720 CPU-seconds: cores times the step)" in text
+    assert "A step costs 16% more than before (0.0720 CPU-seconds: cores times the step)" in text
     assert "Gate passed: accuracy 0.967, at least 0.94 asked." in text
     figures = re.findall(r'<dt>([^<]*)</dt>\s*<dd class="value">([^<]*)</dd>', plain(page.source))
     # The fourth, the gate, is a mark and a word.
     assert dict(figures) == {
         "A step takes": "36.0 ms",
-        "Of it waiting for data": "32 %",
-        "Against the prediction": "5.9 % longer",
+        "Of it waiting for data": "32%",
+        "Against the prediction": "5.9% longer",
     }
 
 
@@ -132,8 +132,8 @@ def test_one_run_has_one_step_and_one_wait_on_the_whole_page(report, tmp_path):
     page = report(before_timeline=before, after_timeline=after, feed_file=write_feed(tmp_path))
     text = plain(page.text)
     # The record's, although the steps that are drawn wait for another share of their time.
-    assert set(re.findall(r"(\d+) % (?:waiting|of a step|of every step)", text)) == {"65", "32"}
-    assert set(re.findall(r"(\d+) ms per step, \d+ % waiting", text)) == {"62", "36"}
+    assert set(re.findall(r"(\d+)% (?:waiting|of a step|of every step)", text)) == {"65", "32"}
+    assert set(re.findall(r"(\d+) ms per step, \d+% waiting", text)) == {"62", "36"}
 
 
 def test_a_gain_that_is_less_than_promised_is_no_plain_good_news(report):
@@ -151,12 +151,12 @@ def test_loading_by_the_trainer_itself_is_said_to_be_in_its_wait(report):
     profile = sample_records.profile()
     alone = replace(profile, step=replace(profile.step, num_workers=0))
     text = plain(report(profile=alone).text)
-    assert "waited 65 % of every step for data, which it loads itself; now 32 %." in text
+    assert "waited 65% of every step for data, which it loads itself; now 32%." in text
 
 
 @pytest.mark.parametrize(
     ("measured", "words"),
-    [(0.061, "61 ms instead of 62 ms"), (0.124, "124 ms instead of 62 ms: 2.0 times as long.")],
+    [(0.061, "61 ms instead of 62 ms"), (0.124, "124 ms instead of 62 ms: 2.00 times as long.")],
 )
 def test_a_run_without_gain_says_that_first(report, measured, words):
     baseline = sample_records.BASELINE_SECONDS
@@ -194,6 +194,15 @@ def test_figures_of_a_busy_machine_are_no_gain(report):
     page = report(decision=kept)
     assert page.headline.startswith("Other programs kept the machine busy, so today's cluster")
     assert page.text.count(reason) == 1
+
+
+def test_figures_that_do_not_count_are_not_in_a_kept_clusters_headline(report):
+    (keep,) = (plan for plan in decision().plans if plan.action == "keep")
+    kept = decision(action="keep", plan=keep, plans=(keep,), is_noisy=True)
+    programs = OtherPrograms(host="d1", vcpus=1.0, others_vcpus=0.8)
+    page = report(decision=kept, training=replace(training(), others=(programs,)))
+    assert page.headline == kept_words(kept, "page")
+    assert "The trainer waited" in page.text
 
 
 @pytest.mark.parametrize("is_alone", [False, True])
@@ -280,7 +289,7 @@ def test_failed_gate_comes_before_the_gain(report):
     gate = GateResult(metric="f1", min=0.9, passed=False)
     page = report(evaluation=evaluation(passed=False, gates=(gate,)))
     assert "f1 was not reported, at least 0.9 asked" in page.headline
-    assert "1.7 times as fast" in plain(page.text)
+    assert "1.72 times as fast" in plain(page.text)
     assert (page.row("f1")[1], page.row("f1")[-1]) == ("not reported", "✗ failed")
 
 
@@ -307,7 +316,7 @@ def test_run_that_ended_early_names_the_step_and_the_error(report, num_known, st
 
 def test_a_training_alone_says_its_step_and_what_is_not_known(report):
     page = report(profile=None, decision=None, evaluation=None)
-    assert re.fullmatch(r"A step takes 36 ms, \d+ % of it waiting for data\.", page.headline)
+    assert re.fullmatch(r"A step takes 36 ms, \d+% of it waiting for data\.", page.headline)
     assert "it has no profile and no decision" in page.text
     decided = report(profile=None, evaluation=None)
     assert "a step takes 36 ms instead of 62 ms" in decided.headline
@@ -367,11 +376,11 @@ def test_plan_table_shows_each_plan_as_predicted_and_one_as_chosen(report):
         "34.030.6\N{EN DASH}37.4",
         "",
         "1.82",
-        "0.0680 s+9.7 %",
+        "0.0680 s+9.7%",
         "CPUcomputing, at 22.0 ms",
-        "63 %",
+        "63%",
     ]
-    assert "71 % of batches made on data hosts" in chosen[0]
+    assert "71% of batches made on data hosts" in chosen[0]
     assert page.row("today's cluster, tuned")[1].startswith("60.9")
     assert "✗ not feasible: needs 3 cores, this machine has 2" in page.row("two data hosts")[0]
     row = page.row("four data hosts")
@@ -419,7 +428,7 @@ def test_predicted_spent_and_idle_dollars_stand_side_by_side(report):
     )
     page = report(training=training(predicted_usd=7.25, spent_usd=9.5, spending=spending))
     assert "The run: $7.25 predicted, $9.50 spent" in page.text
-    assert page.row("gpus")[1:] == ["$8.00", "25 %", "$2.00"]
+    assert page.row("gpus")[1:] == ["$8.00", "25%", "$2.00"]
     assert page.row("cpus")[1:] == ["$1.50", "\N{EN DASH}", "not known"]
 
 
@@ -485,7 +494,7 @@ def test_states_stand_in_the_report_with_their_shares(report_of):
     )
     assert "not explained by the parts but by the state straggler" in page.text
     assert "one slow rank: &lt;8 ms" in page.source
-    assert "62 %" in plain(page.text)
+    assert "62%" in plain(page.text)
     assert page.source.index("one slow rank") < page.source.index("held")
 
 
@@ -668,6 +677,15 @@ def test_labels_of_strips_never_clash(before, after, what, width):
     ElementTree.fromstring(drawing.markup())
 
 
+DEALT = BalancedLoader(
+    loader="train.py:12",
+    steps=1250,
+    drawn_excess=0.114,
+    dealt_excess=0.0008,
+    too_long_steps=3,
+)
+
+
 def bad_samples_csv(folder, indices, *, text="damaged"):
     file = folder / "bad_samples.csv"
     with file.open("w", newline="", encoding="utf-8") as rows:
@@ -683,11 +701,36 @@ def test_bad_samples_are_counted_and_the_first_ones_shown(report, tmp_path):
     file = bad_samples_csv(tmp_path, [7, 8, 7, *range(20, 40)])
     page = report(training=training(bad_samples=23, steps=1000), bad_samples_file=file)
     text = plain(page.text)
-    assert re.search(r"23 times a sample could not be made, [\d.]+ % of all: 22 different", text)
+    assert re.search(r"23 times a sample could not be made, [\d.]+% of all: 22 different", text)
     assert page.row("7")[1] == "ValueErrordamaged"
     assert sum(cells[0] in map(str, range(20, 40)) for cells in page.cells if cells) == 6
     links = [value for _, name, value in page.attributes if name == "href"]
     assert "./bad_samples.csv" in links
+
+
+@pytest.mark.parametrize(
+    ("loaders", "words"),
+    [
+        (
+            [BalancedLoader(loader="a:1", why_not="it reads in order"), DEALT],
+            "Ranks were balanced: in 1,250 steps the one with the most had 11.4% more bytes than "
+            "the mean as drawn, 0.1% as dealt (one sample alone was more in 3 of them).",
+        ),
+        (
+            [msgspec.structs.replace(DEALT, too_long_steps=0, why_not="the ranks differ")],
+            "0.1% as dealt; not in all epochs: the ranks differ.",
+        ),
+        (
+            [BalancedLoader(loader="a:1", why_not="it has no workers (num_workers=0)")],
+            "Ranks were not balanced: it has no workers (num_workers=0).",
+        ),
+    ],
+    ids=["dealt", "some epochs", "refused"],
+)
+def test_a_report_says_whether_ranks_were_balanced(report, loaders, words):
+    page = report(training=training(balance=tuple(loaders)))
+    assert words in plain(page.text)
+    assert "anks were" not in plain(report(training=training()).text)
 
 
 def test_a_report_without_their_list_says_how_many_bad_samples_there_were(report):

@@ -5,6 +5,7 @@ import re
 import msgspec
 import pytest
 
+from stoker.decide.advise import BETWEEN_UNSEEN
 from stoker.evaluate import evaluate
 from stoker.records import EpochPause, EpochTimes, FeedSettings, Fix, ProfiledLoader, Workload
 from stoker.report import ReportedRun, write_report
@@ -53,9 +54,15 @@ def records(*, profiled=PROFILED, run=RUN):
     return profile, decision, replace(training, measured=measured)
 
 
-def page_of(tmp_path, *, feed=None, loader=None, fixes=(), **epochs) -> str:
+def page_of(
+    tmp_path, *, feed=None, loader=None, fixes=(), warnings=(), measured_whole=None, **epochs
+) -> str:
     profile, decision, training = records(**epochs)
+    if measured_whole is not None:
+        measured = replace(training.measured, whole_step_seconds=measured_whole)
+        training = replace(training, measured=measured)
     profile = replace(profile, loader=loader, fixes=fixes)
+    decision = replace(decision, warnings=warnings)
     command = ("python", "train.py")
     workload = Workload(name="mnist", command=command, feed=feed or FeedSettings())
     profile, decision, training = (
@@ -86,11 +93,19 @@ def test_headline_is_of_whole_epochs_and_the_step_is_below(tmp_path):
     whole = training.measured.whole_step_seconds
     assert "over whole epochs. Within epochs a step takes" in page
     assert "A step takes, over whole epochs" in page
-    assert re.search(r"waited \d\d % of the time for data \(65 % of every step within epochs", page)
+    waited = r"waited \d\d% of the time for data over whole epochs \(65% within them\); now \d\d%"
+    assert re.search(rf"{waited} \(\d\d% within them\)", page)
     # With the pauses that only the run has seen, as the predicted time: not 1.8.
-    assert "Predicted: 98 ms, 1.3 times as fast; whole epochs are" in page
+    assert "Predicted: 98 ms, 1.28 times as fast; whole epochs are" in page
     assert f"{whole * 1e3:.0f} ms" in page
     assert f"{training.measured.step_seconds * 1e3:.1f} ms" in page
+
+
+def test_a_median_above_the_mean_of_whole_epochs_is_called_one(tmp_path):
+    # A data host that was lost in the first third: most steps took longer than the mean.
+    measured = records()[-1].measured
+    page = page_of(tmp_path, measured_whole=0.9 * measured.step_seconds)
+    assert f"the median within epochs {measured.step_seconds * 1e3:.1f} ms" in page
 
 
 def test_page_names_what_an_epoch_begins_with(tmp_path):
@@ -121,6 +136,13 @@ def test_page_advises_workers_that_stay_only_where_the_profile_does(tmp_path):
     fix = Fix(id="persistent_workers", text="persistent_workers=True: sooner", saves_seconds=0.01)
     page = page_of(tmp_path, fixes=(fix,))
     assert "longer epochs; persistent_workers=True." in page
+
+
+@pytest.mark.parametrize(("epochs", "is_warned"), [({}, False), ({"run": None}, True)])
+def test_what_the_run_has_seen_between_epochs_is_not_said_to_be_unseen(tmp_path, epochs, is_warned):
+    page = page_of(tmp_path, warnings=(BETWEEN_UNSEEN, "Prices are old."), **epochs)
+    assert "Prices are old." in page
+    assert (BETWEEN_UNSEEN in page) == is_warned
 
 
 @pytest.mark.parametrize("epochs", [{"profiled": None, "run": None}, {"profiled": None}])

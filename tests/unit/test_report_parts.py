@@ -95,7 +95,7 @@ def test_the_report_names_the_present_limit_and_the_one_of_the_whole_run(tmp_pat
     assert "What limits it in the last quarter of the run: the trainer" in text
     assert "Over the whole run: the data workers" in text
     assert re.search(r"data host 1</th><td[^>]*>15\.\d", text)
-    assert '<th scope="row">training host, own workers</th>' in text
+    assert '<th scope="row" class="when">training host, own workers</th>' in text
     assert "<script" not in text
 
 
@@ -240,7 +240,7 @@ def text_of(page):
 def test_first_screen_without_prices_has_time_busy_accelerators_and_added_hosts(tmp_path):
     page = page_of_decision(tmp_path, gpu_profiles.here(gpu_profiles.H100), gpu_profiles.H100)
     first, _, rest = text_of(page).partition("Why this plan")
-    assert "3.3 times as fast, predicted" in first
+    assert "3.34 times as fast, predicted" in first
     assert "First, at no cost: 16 loader workers per host on local.c16" in first
     assert "Accelerator busy 94" in first
     assert "today 28" in first
@@ -279,7 +279,7 @@ def test_probable_plan_heads_the_page_with_how_to_make_sure(tmp_path):
     page = page_of_decision(tmp_path, decision)
     text = text_of(page)
     assert "probable: make sure" in text
-    assert "1.6 times as fast, probably" in text
+    assert "1.60 times as fast, probably" in text
     assert "To make sure: stoker profile" in text
     assert "8 min, $0.37" in text
     assert "help here" not in text

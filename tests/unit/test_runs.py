@@ -29,7 +29,7 @@ def test_type_hosts_and_workers_are_read():
     assert groups_in_words(groups) == "dnn 1 x ml.g5.xlarge, data 2 x ml.c7i.8xlarge"
 
 
-TEXTS = ["dnn", "dnn=", "dnn=a:b", "dnn=1:2:3", "dnn=-1", "dnn=local.c1", "gpu=1", "dnn=t:1:2:3"]
+TEXTS = ["dnn", "dnn=", "dnn=a:b", "dnn=1:2:3", "dnn=-1", "dnn=local.c1", "dnn=t:1:2:3"]
 
 
 @pytest.mark.parametrize(
@@ -39,6 +39,7 @@ TEXTS = ["dnn", "dnn=", "dnn=a:b", "dnn=1:2:3", "dnn=-1", "dnn=local.c1", "gpu=1
         *(([text], text) for text in TEXTS),
         (["dnn=1", "data=1:0"], "need workers"),
         (["dnn=1", "dnn=1"], "twice"),
+        (["gpu=1"], "no role 'gpu'"),
     ],
 )
 def test_anything_else_is_refused_with_the_text_named(texts, words):

@@ -127,8 +127,8 @@ def test_groups_are_the_means_of_their_own_hosts_only():
         group="data", instance_type="ml.c5.4xlarge", hosts=2, cpu=0.6, gpu=None, memory=0.2
     )
     assert utilisation_words(found).splitlines() == [
-        "dnn        1 x ml.p3.16xlarge       CPU  90 %   GPU  40 %   memory   n/a",
-        "data       2 x ml.c5.4xlarge        CPU  60 %   GPU   n/a   memory  20 %",
+        "dnn        1 x ml.p3.16xlarge       CPU  90%   GPU  40%   memory   n/a",
+        "data       2 x ml.c5.4xlarge        CPU  60%   GPU   n/a   memory  20%",
     ]
 
 

@@ -1,7 +1,9 @@
+import gc
 import os
 import select
 import sys
 import threading
+import weakref
 from collections.abc import Iterator
 
 import pytest
@@ -10,7 +12,7 @@ from stoker.feed.seeding import Numbered
 from stoker.feed.timeline import Timeline
 from stoker.feed.trainer.buffers import BatchOutcome
 from stoker.feed.trainer.scheduler import BatchScheduler
-from stoker.feed.trainer.session import EpochRequest, FeedSession, SharedState
+from stoker.feed.trainer.session import EpochRequest, FeedSession, IndexSource, SharedState
 from stoker.feed.wire.dataset import DatasetSpec, pack_spec
 from stoker.logs import Log
 
@@ -18,9 +20,12 @@ SPEC = pack_spec(DatasetSpec(dataset=[1], collate_fn=len), max_bytes=1 << 20)
 
 
 def begin(session: FeedSession) -> int:
-    indices: Iterator[Numbered] = iter([Numbered((1, 0, 3, 0), [0])])
+    return begin_with(session, IndexSource(iter([Numbered((1, 0, 3, 0), [0])])))
+
+
+def begin_with(session: FeedSession, source: IndexSource) -> int:
     return session.begin(
-        EpochRequest(epoch=3, spec=SPEC, seeding="batch", indices=indices, is_eager=True)
+        EpochRequest(epoch=3, spec=SPEC, seeding="batch", source=source, is_eager=True)
     )
 
 
@@ -66,6 +71,52 @@ def test_a_session_opens_until_a_peer_has_credits_or_there_is_an_error_to_raise(
     assert session.is_opening()
     session.failure = RuntimeError("no host can make it")
     assert not session.is_opening()
+
+
+def test_each_call_of_a_failed_session_raises_an_error_of_its_own(session):
+    begin(session)
+    session.failure = LookupError("no host can make it")
+    raised: list[BaseException] = []
+    for _ in range(2):
+        with pytest.raises(LookupError, match="no host can make it") as caught:
+            session.next(session.epoch_id, timeout_seconds=1)
+        raised.append(caught.value)
+    assert raised[0] is not raised[1]
+    # It would have the variables of all callers.
+    assert session.failure is not None
+    assert session.failure.__traceback__ is None
+
+
+def failing() -> Iterator[Numbered]:
+    yield Numbered((1, 0, 3, 0), [0])
+    raise LookupError("the list of samples is not there")
+
+
+def test_an_error_of_the_sampler_comes_after_the_batches_before_it_once(session):
+    source = IndexSource(failing())
+    number = begin_with(session, source)
+    session.schedule.grant("host", 1)
+    session.schedule.assign(0.0)
+    assert session.schedule.arrived("host", 0, frame_bytes=1, now=0.0)
+    session.deliver(0, BatchOutcome("batch"))
+    assert session.next(number, timeout_seconds=1).value == "batch"
+    session.unreturned = None
+    with pytest.raises(LookupError, match="not there"):
+        session.next(number, timeout_seconds=1)
+    with pytest.raises(StopIteration):
+        session.next(number, timeout_seconds=1)
+
+
+def test_a_session_keeps_no_error_of_a_sampler(session):
+    source = IndexSource(failing())
+    next(source.indices)
+    begin_with(session, source)
+    assert source.failure.is_there
+    gone = weakref.ref(source)
+    del source
+    # The error knows the call that drew.
+    gc.collect()
+    assert gone() is None
 
 
 def shared() -> SharedState:

@@ -1,6 +1,7 @@
 import pytest
 
-from stoker.profile.steps import HOST, StepClock
+from stoker.profile.rank_results import HOST
+from stoker.profile.steps import StepClock
 from support.device_double import DeviceDouble
 
 
@@ -57,6 +58,29 @@ def test_an_error_of_the_device_is_left_to_the_script():
     clock.wait_for(first)
     assert clock.is_passed(first)
     assert clock.seconds(first, last) == pytest.approx(0.5, abs=1e-4)
+
+
+class Untimed(DeviceDouble):
+    """A device whose events have no times, as those of some XPU drivers."""
+
+    def check_times(self) -> None:
+        raise NotImplementedError("elapsed_time is not supported by XPUEvent.")
+
+
+def test_a_device_whose_events_have_no_times_leaves_the_hosts_clock():
+    device = Untimed(name="xpu:0")
+    clock = StepClock(find=lambda: device, now=device.now)
+    first = clock.mark()
+    device.launch(0.080)
+    last = clock.mark()
+    assert clock.name == "xpu:0"
+    clock.wait_for(last)
+    assert clock.seconds(first, last) < 0.001
+    asked = device.questions
+    # From now on all times are the host's, and are told as such.
+    assert clock.name == HOST
+    assert clock.mark().event is None
+    assert device.questions == asked
 
 
 def test_a_script_that_moves_to_another_device_is_followed_there():

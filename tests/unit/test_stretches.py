@@ -15,7 +15,6 @@ from stoker.feed.lost_samples import LostSample
 from stoker.feed.random_states import PreservedRandomStates
 from stoker.feed.seeding import Seeder
 from stoker.feed.stretches import (
-    MAX_STRETCHES,
     next_stretch,
     stretch_begin,
     stretch_samples,
@@ -29,6 +28,7 @@ from stoker.feed.workers.jobs import WorkerJob
 from stoker.feed.workers.pipe import MAX_DESCRIPTORS, MakeAlone
 from stoker.feed.workers.samples import FirstSamples, SampleMaker
 from stoker.feed.workers.splitting import split_of
+from stoker.records.workload import MAX_STRETCHES
 from support.property_tests import examples
 
 WORDS = (7, 0, 1, 3)
@@ -160,6 +160,15 @@ def test_whatever_is_made_by_several_begins_with_a_stretch(size, num_workers, be
     if shares is not None:
         assert shares.part_samples % step == 0
         assert all(first % step == 0 for first, _ in shares.places.values())
+
+
+@pytest.mark.parametrize("num_workers", range(2, 17))
+def test_the_worker_that_makes_the_most_of_a_batch_makes_a_tenth_more_than_it_could(num_workers):
+    split = split_of(WorkerJob((0,), order_of(64)), num_workers=num_workers)
+    assert split is not None
+    stretches_of_part = split.step // 2
+    rounds = -(-32 // (stretches_of_part * num_workers))
+    assert rounds * stretches_of_part <= 1.1 * -(-32 // num_workers)
 
 
 @contextlib.contextmanager

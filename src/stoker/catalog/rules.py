@@ -11,7 +11,7 @@ import re
 
 from stoker.records.platforms import bare_type, is_arm_type
 
-# SageMaker's price over EC2's. Checked on all 125 types that have both, to 0.4 %, on 2026-11-26
+# SageMaker's price over EC2's. Checked on all 125 types that have both, to 0.4%, on 2026-11-26
 # (tests/unit/test_prices.py checks it on the table); p2 and p3 by the prices of 2022.
 _RATIOS = (
     (r"g\d\w*\.xlarge", 1.40),

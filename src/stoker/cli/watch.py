@@ -37,7 +37,7 @@ from stoker.logs import EventName, LogEvent, parse_line
 from stoker.platforms.log_files import FileTail, take_lines
 from stoker.record_words import gpu_figures
 from stoker.run.run_folders import RUNS
-from stoker.units import usd
+from stoker.units import numbered, usd
 
 _HOSTS_IN_A_LINE = 6
 _RANKS_SHOWN = 6
@@ -47,7 +47,7 @@ _FILE_WIDTH = 500
 _EVENTS = 5
 # Events of hosts and workers, as they are shown.
 _HAPPENINGS: dict[str, str] = {
-    EventName.BUDGET_NEARLY_SPENT: "has spent 80 % of constraints.max_usd",
+    EventName.BUDGET_NEARLY_SPENT: "has spent 80% of constraints.max_usd",
     EventName.BUDGET_SPENT: "ends",
     EventName.GPU_LOAD_UNREAD: "does not read its GPUs",
     EventName.GPU_LOST: "lost a GPU",
@@ -224,7 +224,7 @@ def plain_line(view: RunView) -> str:
         hosts = [_brief(host) for host in interval.hosts[:_HOSTS_IN_A_LINE]]
         words = ", ".join(hosts)
         if more := len(interval.hosts) - len(hosts):
-            words += f" and {more} more hosts"
+            words += f" and {numbered(more, 'more host')}"
         parts.append(words)
         parts.append(f"limit: {feed_limit_of(interval).limit}")
     if view.status == "ended":

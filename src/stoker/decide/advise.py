@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from stoker.catalog import Instance, is_burst_type
+from stoker.catalog import Catalog, Instance, is_burst_type
 from stoker.decide.choose import FlowChart, best_of, cluster
 from stoker.decide.gpu_decoding import MOST_BUSY, advice_on_decoding, device_loading
 from stoker.decide.pricing import PlanRules, why_unusable
@@ -11,7 +11,7 @@ from stoker.record_words import estimates_in_words
 from stoker.records import Advice, Bottleneck, Fix, Plan, PlatformInfo, Prices, Profile, Storage
 from stoker.records.notices import STALE_DAYS
 from stoker.step_model import WAITS
-from stoker.units import capital, ms, numbered, percentage, usd
+from stoker.units import as_fast, capital, ms, numbered, percentage, times, usd
 
 IN_STEP_FIX = (
     "change it between epochs, or set num_workers in the script if batches may be some steps older "
@@ -37,6 +37,9 @@ _ADVICE = {
     "the dataset or collate function first.",
     "neighbour": "Loading on the hosts that train slows their accelerators' steps, though none "
     "waits for data; batches from data hosts do not.",
+    "launch": "What a step takes without loading is not the GPU's time alone: for a part of each "
+    "step no kernel runs, which no host changes. Launch more at once (larger batches, CUDA graphs, "
+    "fused optimizers), and ask for results (.item(), .cpu(), print) every some steps only.",
     "memory": "Free memory first (the profile names what takes it): no loader worker more has room "
     "on a host that trains, and a process may be killed. Batches that data hosts make need none.",
     "other-programs": "Profile again when the machine is quiet: other programs used a part of the "
@@ -50,6 +53,10 @@ _DATA_HOSTS: Mapping[Storage, str] = {
 }
 # Names of states in profiles of early versions.
 _FORMERLY = {"network": "storage", "latency": "workers"}
+BETWEEN_UNSEEN = (
+    "what lies between epochs (validation, checkpoints) was not seen: it is in no figure, "
+    "and takes as long with any data hosts"
+)
 # Smaller doubts get no warning.
 _WORTH_A_LINE = 0.1
 # Of the chosen plan's time: more is worth a change of the script.
@@ -117,8 +124,8 @@ def _advice_on_storage(
     gain = ""
     if rival and rival.predicted and rival.predicted.own_storage_speedup:
         gain = (
-            f": {cluster(rival)} would be {rival.predicted.speedup:.2f}x as fast without, and "
-            f"{rival.predicted.own_storage_speedup:.2f}x with one"
+            f": {cluster(rival)} would be {as_fast(rival.predicted.speedup)} without, and "
+            f"{times(rival.predicted.own_storage_speedup)} times with one"
         )
     if chart.bottleneck == "storage":
         text = "The storage is the limit. "
@@ -218,7 +225,7 @@ def _advice_on_free_workers(chart: FlowChart) -> Iterator[Advice]:
     if tuned is None or tuned.predicted is None:
         return
     workers = tuned.groups[0].workers_per_host or 0
-    promise = f"{tuned.predicted.speedup:.2f}x as fast, at no cost"
+    promise = f"{as_fast(tuned.predicted.speedup)}, at no cost"
     if chart.work.unexplained:
         # An unexplained profile supports no figure.
         promise = "it costs nothing to try; how much it gives is not known"
@@ -260,7 +267,7 @@ def _advice_on_chosen(chart: FlowChart) -> Iterator[Advice]:
         larger = chosen.global_batch_size
         text = "More replicas make a larger global batch, replicas x the batch of each"
         if batch and larger:
-            text += f": {larger} samples instead of {batch}, {larger / batch:.3g} times as many"
+            text += f": {larger} samples instead of {batch}, {times(larger / batch)} times as many"
         text += ". Try a learning rate larger by the same factor, with a warm-up. "
         text += "Step times are given for today's global batch."
         yield Advice(id="global-batch", text=text)
@@ -282,7 +289,7 @@ def _gain_of_more(wider: Plan, chart: FlowChart) -> str:
         return f"{percentage(-outcome.cost_change)} cheaper"
     if outcome.speedup <= 1 + error_band(outcome):
         return ""
-    return f"{outcome.speedup:.2f}x as fast"
+    return as_fast(outcome.speedup)
 
 
 def _is_full(chart: FlowChart) -> bool:
@@ -292,6 +299,7 @@ def _is_full(chart: FlowChart) -> bool:
         chart.is_machine_full
         and chart.choice.verdict == "none"
         and today is not None
+        and chart.bottleneck != "launch"
         and bool(today.accelerator_seconds)
         and today.accelerator_utilization < MOST_BUSY
     )
@@ -383,7 +391,7 @@ def warnings_of(
         warnings += [f"the bands are wider: {doubt.text}" for doubt in wide]
     # The catalog need not have the profiled type if the profile was scaled to another one.
     if not is_taken:
-        warnings += _unlike_the_catalog(profile, rules.catalog.get(profile.host.instance_type))
+        warnings += _unlike_the_catalog(profile, rules.catalog)
     shards = chart.work.shards
     if shards and not chart.unfed:
         source = "feed.shards" if chart.work.are_shards_set else "num_workers"
@@ -393,26 +401,25 @@ def warnings_of(
         )
     epochs = chart.work.epochs
     if epochs is not None and epochs.steps and epochs.between is None:
-        warnings.append(
-            "what lies between epochs (validation, checkpoints) was not seen: it is in no figure, "
-            "and takes as long with any data hosts"
-        )
+        warnings.append(BETWEEN_UNSEEN)
     warnings += warnings_of_prices(prices, platform=rules.catalog.info)
     warnings += _warnings_of_rules(rules)
     return tuple(warnings)
 
 
-def _unlike_the_catalog(profile: Profile, listed: Instance) -> Iterator[str]:
+def _unlike_the_catalog(profile: Profile, catalog: Catalog) -> Iterator[str]:
     """Yields in what the profiled host differs from its type in the catalog."""
     host = profile.host
-    figures = (
-        ("vCPUs", host.capacity, listed.vcpus),
-        ("accelerators", host.accelerators, listed.accelerators),
-    )
+    listed = catalog.get(host.instance_type)
+    figures = [("vCPUs", host.capacity, listed.vcpus)]
+    # Types of this machine are of cores alone.
+    if not catalog.info.is_this_machine:
+        figures.append(("accelerators", host.accelerators, listed.accelerators))
     for name, measured, usual in figures:
         if listed.is_known and measured is not None and measured != usual:
+            what = name.removesuffix("s") if measured == 1 else name
             yield (
-                f"the profiled host has {measured:g} {name}, the catalog's {listed.type} {usual}: "
+                f"the profiled host has {measured:g} {what}, the catalog's {listed.type} {usual}: "
                 "the profile is used for today's type"
             )
 

@@ -58,7 +58,7 @@ class SearchSpace:
         own_storage: The work with a separate storage per host; None: known or irrelevant.
         today: Today's type, with the measured vCPUs and accelerators.
         unfed: Why data hosts cannot make the batches.
-        in_step: Why workers cannot make them either: the loop changes what they are made from.
+        unworkable: Why workers cannot make them either, as a sentence.
         most_workers: Loader workers that one of today's hosts has memory for. None: not known.
     """
 
@@ -69,7 +69,7 @@ class SearchSpace:
     processes: int
     feed: FeedSettings
     unfed: str = ""
-    in_step: str = ""
+    unworkable: str = ""
     most_workers: int | None = None
 
     def get(self, instance_type: str) -> Instance:
@@ -97,7 +97,7 @@ def keep(space: SearchSpace) -> Candidate:
 def tune(space: SearchSpace) -> Iterator[Candidate]:
     """Yields today's hosts with as many loader workers as help, where that is more than today."""
     work = space.work
-    if work.num_workers is None or work.data or space.in_step:
+    if work.num_workers is None or work.data or space.unworkable:
         return
     today = ClusterShape(
         dnn=Hosts(instance=space.today, count=work.hosts, workers=work.num_workers),
@@ -237,8 +237,8 @@ def _problem(space: SearchSpace, shape: ClusterShape, *, workers: int | None) ->
     instance = shape.dnn.instance
     if shape.data and space.unfed:
         return space.unfed
-    if workers and space.in_step:
-        return f"workers make no batch ahead: {space.in_step}"
+    if workers and space.unworkable:
+        return space.unworkable
     if space.catalog.info.is_this_machine and instance.accelerators and shape.replicas > 1:
         return f"this machine has no accelerators for {shape.dnn.count} training hosts"
     todays = _accelerators(space.today)
@@ -289,7 +289,7 @@ def _replicated(space: SearchSpace, instance: Instance, count: int) -> ClusterSh
 def _dnn(space: SearchSpace, instance: Instance, *, count: int | None = None) -> Hosts:
     """Returns dnn hosts with the most workers that can help; `_planned` reduces them."""
     work = space.work
-    if space.in_step:
+    if space.unworkable:
         return Hosts(instance=instance, count=count or work.hosts, workers=work.num_workers)
     workers = most_workers(
         vcpus=instance.capacity, parallel=work.parallel_seconds, cpu=work.loader_cpu_seconds
@@ -299,7 +299,7 @@ def _dnn(space: SearchSpace, instance: Instance, *, count: int | None = None) ->
 
 def _planned(space: SearchSpace, action: Action, shape: ClusterShape) -> Candidate:
     """Returns the candidate with the workers that stoker would set on the dnn hosts."""
-    if space.in_step:
+    if space.unworkable:
         return _candidate(space, action, shape)
     shards = shards_on(space.work, shape)
     if shards and shape.dnn.workers is not None:
@@ -312,7 +312,7 @@ def _planned(space: SearchSpace, action: Action, shape: ClusterShape) -> Candida
     if shape.data:
         alone = replace(shape, dnn=replace(shape.dnn, workers=0))
         without_local = estimate(space.work, alone)
-        # Local workers gain nothing where the data hosts alone are 15 % below the accelerator's
+        # Local workers gain nothing where the data hosts alone are 15% below the accelerator's
         # step, and without them the trainer has the CPUs.
         is_floor = without_local.limit == "accelerator"
         has_room = without_local.second_seconds <= 0.85 * without_local.step_seconds

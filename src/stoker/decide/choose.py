@@ -19,6 +19,7 @@ from stoker.decide.ranking import (
     cores,
     error_band,
 )
+from stoker.record_words import busy_scope
 from stoker.records import (
     Action,
     Answer,
@@ -36,11 +37,13 @@ from stoker.step_model import AGAIN, LEAST_GAIN, limit_words
 from stoker.units import (
     SAME_COST,
     apart,
+    as_fast,
     cost_change_words,
     is_whole_longer,
     ms,
     numbered,
     percentage,
+    times,
     usd,
     vcpus_words,
 )
@@ -48,6 +51,7 @@ from stoker.units import (
 LIMIT_NAMES: Mapping[Limit, str] = {
     "cpu": "CPU",
     "accelerator": "accelerator",
+    "launch": "script's own thread",
     "latency": "loader's own time",
     "network": "network",
     "receive": "receiving",
@@ -265,7 +269,7 @@ def _probable(able: Sequence[Plan], than: Plan, today: Predicted, ranking: Ranki
 def _praise(plan: Plan, today: Predicted, ranking: Ranking, *, is_late: bool) -> str:
     outcome = plan.predicted
     assert outcome is not None
-    text = f"{outcome.speedup:.2f}x as fast"
+    text = as_fast(outcome.speedup)
     if ranking.is_billed:
         comma = "," if abs(outcome.cost_change) < SAME_COST else " and"
         text += f"{comma} {cost_change_words(outcome.cost_change, is_billed=True)}"
@@ -282,7 +286,8 @@ def _busy_words(outcome: Predicted, today: Predicted) -> str:
     if not outcome.accelerator_seconds:
         return ""
     busy = percentage(outcome.accelerator_utilization)
-    return f", accelerators busy {busy} instead of {percentage(today.accelerator_utilization)}"
+    before = percentage(today.accelerator_utilization)
+    return f", accelerators busy {busy} instead of {before}{busy_scope(outcome)}"
 
 
 def added_words(plan: Plan, outcome: Predicted, today: Predicted) -> str:
@@ -362,7 +367,7 @@ def own_storage_words(outcome: Predicted) -> str:
     """Returns the plan's speed-up with a separate storage per host; empty: known or irrelevant."""
     if outcome.own_storage_speedup is None:
         return ""
-    return f"; {outcome.own_storage_speedup:.2f}x if each host has separate storage"
+    return f"; {times(outcome.own_storage_speedup)}x if each host has separate storage"
 
 
 def step_time_words(outcome: Predicted, *, has_band: bool = False) -> str:
@@ -385,8 +390,10 @@ def pays(outcome: Predicted) -> str:
     if ratio <= 1:
         return "it costs no more per hour than today's hosts"
     if outcome.speedup >= ratio:
-        return f"a step is cheaper than today from {ratio:.2f}x on: it is {outcome.speedup:.2f}x"
-    return f"it buys time, not money: a step is cheaper than today from {ratio:.2f}x on"
+        return (
+            f"a step is cheaper than today from {times(ratio)}x on: it is {times(outcome.speedup)}x"
+        )
+    return f"it buys time, not money: a step is cheaper than today from {times(ratio)}x on"
 
 
 def local_core_words(decision: Decision) -> str:
@@ -409,8 +416,9 @@ def local_core_words(decision: Decision) -> str:
             high = ms(outcome.counted_high)
             return (
                 f"the same cores in the training host itself, {cluster(plan)}: predicted "
-                f"{ms(outcome.counted_seconds)} per step ({low} to {high}), {outcome.speedup:.2f} "
-                "times as fast; where both were run, both were about as fast (docs/method.md)"
+                f"{ms(outcome.counted_seconds)} per step ({low} to {high}), "
+                f"{as_fast(outcome.speedup)}; where both were run, both were about as fast "
+                "(docs/method.md)"
             )
     return ""
 
@@ -427,7 +435,8 @@ class FlowChart:
         free_fixes: Texts of the profile's fixes that cost nothing.
         fix_first: What to fix before anything that costs.
         unfed: Why data hosts cannot make the batches.
-        in_step: Why workers cannot make them either.
+        in_step: Why they have to be made in step with the loop.
+        unworkable: Why workers cannot make them either, as a sentence.
         is_machine_full: Today's hosts have all cores of the machine that all plans run on.
         taken: How the profile was scaled to today's hosts; None: it was taken there.
     """
@@ -444,6 +453,7 @@ class FlowChart:
     fix_first: str = ""
     unfed: str = ""
     in_step: str = ""
+    unworkable: str = ""
     is_machine_full: bool = False
     taken: TakenElsewhere | None = None
 
@@ -464,7 +474,7 @@ def decision_path(chart: FlowChart) -> tuple[Answer, ...]:
             answers.append(_is_there(chart, "scale_up", larger))
             answers += _can_accelerators_decode(chart)
         answers.append(_is_a_data_group_better(chart))
-        if chart.bottleneck == "accelerator":
+        if chart.bottleneck in ("accelerator", "launch"):
             wider = "Would more accelerators be faster?"
             if chart.ranking.is_billed:
                 wider = "Would more accelerators be faster or cheaper?"
@@ -562,7 +572,7 @@ def _without_plan(chart: FlowChart, action: Action) -> tuple[_Reply, str]:
     if infeasible and infeasible.predicted:
         # More shards of a stream: free, but the script must set them.
         outcome = infeasible.predicted
-        figures = f"{ms(outcome.counted_seconds)} per step ({outcome.speedup:.2f}x)"
+        figures = f"{ms(outcome.counted_seconds)} per step ({times(outcome.speedup)}x)"
         return "yes", f"{figures}: {because}"
     if chart.free_fixes:
         return "yes", chart.free_fixes[0]
@@ -576,7 +586,9 @@ def _can_accelerators_decode(chart: FlowChart) -> Iterator[Answer]:
     for plan in chart.plans:
         if plan.action == "offload_gpu" and plan.predicted:
             outcome = plan.predicted
-            because = f"{ms(outcome.counted_seconds)} per step ({outcome.speedup:.2f}x), once the "
+            because = (
+                f"{ms(outcome.counted_seconds)} per step ({times(outcome.speedup)}x), once the "
+            )
             because += "script decodes there: see decode-on-gpu"
             yield Answer(question="Can the accelerators decode?", answer="yes", because=because)
 
@@ -603,6 +615,8 @@ def _why_none(chart: FlowChart, action: Action) -> str:
         return "today's number of loader workers is not known"
     if action == "tune" and work.data:
         return "today's data hosts load, with as many workers as the plan gives them"
+    if action == "tune" and chart.unworkable:
+        return chart.unworkable
     if action == "tune":
         return f"more than today's {work.num_workers} loader workers would not help on these hosts"
     if action == "scale_up":
@@ -706,7 +720,7 @@ def _worth_it(chart: FlowChart) -> tuple[_Reply, str]:
 def _figures(plan: Plan, chart: FlowChart) -> str:
     outcome = plan.predicted
     assert outcome is not None
-    speed = f"{cluster(plan)}: {ms(outcome.counted_seconds)} per step ({outcome.speedup:.2f}x)"
+    speed = f"{cluster(plan)}: {ms(outcome.counted_seconds)} per step ({times(outcome.speedup)}x)"
     limit = f"bottleneck: {limits(outcome)}{own_storage_words(outcome)}"
     if not chart.ranking.is_billed:
         today = chart.keep.predicted

@@ -269,7 +269,6 @@ def _basis(
     inputs: DecisionInputs, host: Instance, work: StepWork, *, is_busy: bool, fills_machine: bool
 ) -> Basis:
     profile = inputs.profile
-    in_step = profile.loader and profile.loader.in_step
     space = SearchSpace(
         work=work,
         own_storage=with_own_storage(work),
@@ -278,7 +277,7 @@ def _basis(
         processes=inputs.processes_on(host),
         feed=inputs.feed,
         unfed=unfed_words(profile.loader, inputs.feed),
-        in_step=in_step or "",
+        unworkable=_unworkable(profile),
         most_workers=_most_workers(profile, host),
     )
     rules = PlanRules(
@@ -354,10 +353,13 @@ def baseline(basis: Basis) -> Baseline:
 def _bottleneck(work: StepWork, today: Candidate) -> Bottleneck:
     if today.estimate is None or work.unexplained:
         return "unexplained"
+    bottleneck = parts_on(work, today.shape).bottleneck
     if work.data:
         # The data hosts load, even where the script has no workers.
-        return bottleneck_of(today.estimate.limit, waits=work.waits, workers=None)
-    return parts_on(work, today.shape).bottleneck
+        bottleneck = bottleneck_of(today.estimate.limit, waits=work.waits, workers=None)
+    if work.launch_share and bottleneck in ("accelerator", "none"):
+        return "launch"
+    return bottleneck
 
 
 def search(basis: Basis, today: Baseline) -> list[Plan]:
@@ -519,10 +521,23 @@ def _walk_of(basis: Basis, today: Baseline, picked: Pick) -> FlowChart:
         free_fixes=tuple(fix.text for fix in free_fixes),
         fix_first=picked.fix_first,
         unfed=basis.space.unfed,
-        in_step=basis.space.in_step,
+        in_step=(basis.profile.loader and basis.profile.loader.in_step) or "",
+        unworkable=basis.space.unworkable,
         is_machine_full=basis.fills_machine and not picked.fix_first,
         taken=basis.taken,
     )
+
+
+def _unworkable(profile: Profile) -> str:
+    """Returns why no loader worker can make the batches; empty: workers can, or not known."""
+    loader = profile.loader
+    if loader is None:
+        return ""
+    if loader.in_step:
+        return f"workers make no batch ahead: {loader.in_step}"
+    if loader.fails_in_workers:
+        return f"the loader fails in a worker: {loader.fails_in_workers}"
+    return ""
 
 
 def _most_workers(profile: Profile, host: Instance) -> int | None:

@@ -20,7 +20,7 @@ from stoker.decide.model import (
     worker_seconds,
 )
 from stoker.records import EpochPause, EpochTimes
-from stoker.records.workload import MIN_SPLIT_SECONDS
+from stoker.records.workload import MAX_STRETCHES, MIN_SPLIT_SECONDS
 
 # Which host makes the first batch is not known, nor what else its cores do then.
 _START_WIDTH = 0.25
@@ -104,7 +104,17 @@ def _first_seconds(work: StepWork, hosts: Hosts) -> float:
     alone = _batch_seconds(work, hosts)
     if not work.splits or alone < MIN_SPLIT_SECONDS:
         return alone
-    return alone / (hosts.all_workers // hosts.count)
+    return alone * _share_of_one(work, hosts.all_workers // hosts.count)
+
+
+def _share_of_one(work: StepWork, workers: float) -> float:
+    """Returns which share of a rank's batch one of so many workers makes: whole stretches of it."""
+    if work.global_batch_size is None:
+        return 1 / workers
+    samples = work.global_batch_size / (work.ranks * work.ranks_per_process)
+    of_stretch = math.ceil(samples / MAX_STRETCHES)
+    stretches = math.ceil(samples / of_stretch)
+    return math.ceil(stretches / workers) / stretches
 
 
 def _shared_seconds(work: StepWork, data: Sequence[Hosts], *, alone: float) -> float:
@@ -120,7 +130,8 @@ def _shared_seconds(work: StepWork, data: Sequence[Hosts], *, alone: float) -> f
     if not work.splits or count < 2 or longest < MIN_SPLIT_SECONDS:
         return alone
     ranks = work.ranks * work.ranks_per_process
-    together = longest * max(1.0, ranks) / sum(hosts.all_workers for hosts in data)
+    workers = sum(hosts.all_workers for hosts in data)
+    together = longest * _share_of_one(work, workers / max(1.0, ranks))
     # What the others make goes to the trainer, and from there to the host that collates.
     slowest = min(hosts.instance.sustained_gbps or math.inf for hosts in data)
     moved_bytes = 2 * (1 - 1 / count) * work.batch_bytes / ranks

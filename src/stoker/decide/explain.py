@@ -10,6 +10,7 @@ from stoker.decide.pricing import ASKED_FOR
 from stoker.decide.ranking import Ranking, cores, error_band, pareto_front, ranking_of
 from stoker.record_words import (
     added_hosts_words,
+    busy_scope,
     estimate_words,
     free_words,
     kept_words,
@@ -26,7 +27,17 @@ from stoker.records import (
     plan_in_words,
 )
 from stoker.step_model import limit_words
-from stoker.units import ESTIMATE, capital, is_whole_longer, ms, numbered, percentage, wrapped
+from stoker.units import (
+    ESTIMATE,
+    as_fast,
+    capital,
+    is_whole_longer,
+    ms,
+    numbered,
+    percentage,
+    times,
+    wrapped,
+)
 
 _MOST_ROWS = 12
 _MOST_OF_FRONT = 6
@@ -108,7 +119,7 @@ def _taken(taken: TakenElsewhere) -> str:
     }[taken.accelerator_step_source]
     return (
         f"Profile taken elsewhere: on {here}. Today's type is {there}, where nothing was "
-        f"measured: a vCPU there counts {taken.cpu_speed:.2f} times as fast as one of {here}, "
+        f"measured: a vCPU there counts {as_fast(taken.cpu_speed)} as one of {here}, "
         f"{speed}; {step}. All bands are wider for that."
     )
 
@@ -131,9 +142,11 @@ def _limits(decision: Decision) -> list[str]:
     if calibration is not None and not calibration.runs:
         lines.append(f"Not calibrated: fewer than {LEAST_RUNS} earlier runs fit this one")
     elif calibration is not None:
+        given = times(calibration.efficiency)
+        received = times(calibration.receive)
         lines.append(
-            f"Calibrated on {calibration.runs} runs: data hosts give {calibration.efficiency:.2f} "
-            f"times what the model assumes, receiving takes {calibration.receive:.2f} times as long"
+            f"Calibrated on {calibration.runs} runs: data hosts give {given} times what the model "
+            f"assumes, receiving takes {received} times as long"
         )
     return [*chain.from_iterable(map(wrapped, lines))]
 
@@ -144,7 +157,7 @@ def _promises(begin: str, plan: Plan, decision: Decision) -> list[str]:
         return []
     cost = _step_and_cost(outcome, decision, has_band=True)
     lines = [f"{begin}: {cost}; bottleneck: {limits(outcome)}"]
-    busy = f"{percentage(outcome.accelerator_utilization)} of a step"
+    busy = f"{percentage(outcome.accelerator_utilization)} of a step{busy_scope(outcome)}"
     if decision.prices.is_billed:
         lines.append(f"Break-even: {pays(outcome)}; accelerators are busy {busy}")
     elif not outcome.accelerator_seconds:
@@ -159,7 +172,8 @@ def _step_and_cost(outcome: Predicted, decision: Decision, *, has_band: bool = F
     """Returns a step and what it costs: dollars, or how busy the accelerators are."""
     step = step_time_words(outcome, has_band=has_band)
     if not decision.prices.is_billed and outcome.accelerator_seconds:
-        return f"{step}, accelerators busy {percentage(outcome.accelerator_utilization)}"
+        busy = percentage(outcome.accelerator_utilization)
+        return f"{step}, accelerators busy {busy}{busy_scope(outcome)}"
     return f"{step}, {ranking_of(decision).cost_words(outcome)}"
 
 
@@ -201,7 +215,7 @@ def _rows(
     ]
     for plan, name in zip(rows, names, strict=True):
         mark = _mark(plan, decision, is_chosen=plan is rows[0], is_front=plan in front)
-        lines.append(_row(plan, f"{name:<{wide}}", mark=mark, heads=heads))
+        lines.append(_row(plan, f"{name:<{wide}}", mark=mark, heads=heads, decision=decision))
     return lines
 
 
@@ -252,12 +266,14 @@ def _footnotes(
         yield "Rough guide only: the profile is not reliable enough for these figures."
     if any(plan.predicted and plan.predicted.own_storage_speedup for plan in rows):
         yield "limit?: shorter if each host has separate storage: not known."
+    has_whole = any(_has_whole(plan.predicted) for plan in rows)
+    within = " within epochs" if has_whole else ""
     yield {
-        "$/h": "$/1000: dollars for 1000 steps of today's global batch.",
-        "busy": "busy: share of a step in which the accelerators compute; cores: of all hosts.",
+        "$/h": "$/1000: dollars for 1,000 steps of today's global batch.",
+        "busy": f"busy: share of a step{within} in which accelerators compute; cores: all hosts.",
         "cores": "CPU-s: cores of all hosts, times the step.",
     }[heads[0]]
-    if any(_has_whole(plan.predicted) for plan in rows):
+    if has_whole:
         yield "step: over whole epochs, with their starts and what lies between them."
 
 
@@ -311,16 +327,19 @@ def _types(plan: Plan) -> list[str]:
     return [group.instance_type for group in plan.groups]
 
 
-def _row(plan: Plan, name: str, *, mark: str, heads: tuple[str, str]) -> str:
+def _row(plan: Plan, name: str, *, mark: str, heads: tuple[str, str], decision: Decision) -> str:
     outcome = plan.predicted
     assert outcome is not None
     costs = _costs(outcome, heads)
     limit: str = outcome.limit
+    if plan.action == "keep" and decision.bottleneck == "workers":
+        # By the name that the verdict has.
+        limit = decision.bottleneck
     if outcome.own_storage_speedup:
         limit += "?"
     return (
         f"{mark}{plan.action:<13} {name} {_short(outcome.counted_seconds):>7} "
-        f"{_speed(outcome.speedup):>6} {costs[0]:>6} {costs[1]:>6} {limit}"
+        f"{times(outcome.speedup):>5}x {costs[0]:>6} {costs[1]:>6} {limit}"
     )
 
 
@@ -368,13 +387,6 @@ def _short(seconds: float) -> str:
         return ms(seconds).replace(" ", "")
     # Figures that do not fit into seven columns become a power of ten.
     return f"{seconds:.0e}s"
-
-
-def _speed(speedup: float) -> str:
-    if speedup < 100:
-        return f"{speedup:.2f}x"
-    # As in `_short`, of six columns.
-    return f"{speedup:.0e}"
 
 
 def _costs(outcome: Predicted, heads: tuple[str, str]) -> list[str]:

@@ -125,6 +125,8 @@ class StepWork:
         epochs: Time beyond the usual steps of whole epochs, on the profiled hosts.
         are_shards_set: `feed.shards` sets the number of shards, not the script.
         splits: Several workers of a data host make the first batch of an epoch together.
+        launch_share: Share of accelerator_seconds in which no kernel runs, though no batch is
+            waited for: the script launches them too slowly.
     """
 
     reference: Instance
@@ -167,6 +169,7 @@ class StepWork:
     divides: bool | None = None
     are_shards_set: bool = False
     splits: bool = False
+    launch_share: float = 0.0
 
     @property
     def has_own_storage(self) -> bool:

@@ -30,7 +30,7 @@ from stoker.records import (
     TodaysGroup,
 )
 from stoker.records.base import sha256_of
-from stoker.units import percentage, usd
+from stoker.units import percentage, times, usd
 
 _NOTHING = "no step was timed, so nothing can be predicted for another cluster"
 # Smaller ones have little network, and one of their cores is not for loading.
@@ -149,7 +149,7 @@ def _advice_on_observed(
             ratio = 1 + best.usd_per_hour / (now.usd_per_hour * profile.host.count)
             text = (
                 f"One {best.type} added to today's hosts ({price} per hour) would "
-                f"pay for itself from {ratio:.2f}x on; whether it gets there is not known."
+                f"pay for itself from {times(ratio)}x on; whether it gets there is not known."
             )
             yield Advice(id="break-even", text=text)
     elif suspect == "neither":

@@ -18,14 +18,14 @@ from stoker.decide.preferences import refuse_preferences
 from stoker.decide.ranking import Ranking
 from stoker.errors import UsageError
 from stoker.records import Constraints, EpochTimes, Plan, Predicted, Profile, Workload
-from stoker.records.decision import NOMINAL, START_UP_SECONDS, UNPRICED
-from stoker.units import apart
+from stoker.records.decision import NOMINAL, START_UP_SECONDS, UNPRICED, Limit
+from stoker.units import apart, as_fast, numbered
 
 # Reason of a feasible plan that the user named, and the beginning of an infeasible one's reason.
 ASKED_FOR = "asked for"
 # More than any training run has; each number of hosts makes a plan for each type.
 _MOST_DATA_HOSTS = 256
-# With a complete profile: the model's mean error on the published runs is 6 %, see
+# With a complete profile: the model's mean error on the published runs is 6%, see
 # tests/unit/test_decide_published.py.
 _BAND = 0.10
 # Turns of loading and training on the same cores, as a share of both: less is noise; none to all of
@@ -34,7 +34,7 @@ _WORTH_TURNS = 0.05
 _MOST_OF_TURNS = 0.25
 _UNMEASURED_TURNS = 0.4
 _MOST_OF_TRIAL = 0.3
-# A wider band if the next limit is within 15 %: two limits at once are slower than either.
+# A wider band if the next limit is within 15%: two limits at once are slower than either.
 _NEAR = 0.85
 # Up to a quarter was seen (docs/method.md, "What it cannot see").
 _NEAR_BAND = 0.23
@@ -63,12 +63,12 @@ def break_even_words(promise: Predicted, keep: Predicted) -> str:
     # Dollars a step.
     saved = (cost_today - cost) / 1000
     if saved <= 0:
-        return f"break-even: {ratio:.2f} times as fast; this plan buys time, not money"
+        return f"break-even: {as_fast(ratio)}; this plan buys time, not money"
     # Both clusters take about as long to start: only the price difference is lost.
     steps = (usd - usd_today) * START_UP_SECONDS / 3600 / saved
     return (
-        f"break-even: {ratio:.2f} times as fast; the more expensive start is paid back after "
-        f"{steps:,.0f} steps"
+        f"break-even: {as_fast(ratio)}; the more expensive start is paid back after "
+        f"{numbered(round(steps), 'step')}"
     )
 
 
@@ -155,6 +155,7 @@ def predicted(
     todays = of_whole_epochs(Bounds.exactly(work.step_seconds), planned_epochs(work, today))
     outcome = _priced(
         estimated,
+        work=work,
         shape=candidate.shape,
         step=Bounds(step, low, step * (1 + width)),
         times=times,
@@ -193,6 +194,7 @@ def measured(
     todays = of_whole_epochs(Bounds.exactly(step), times)
     return _priced(
         estimated,
+        work=work,
         shape=kept.shape,
         # A spread may begin at 0; the field is a PositiveFloat.
         step=Bounds(step, min(low, step) or step, max(high, step)),
@@ -206,6 +208,7 @@ def measured(
 def _priced(
     made: Estimate,
     *,
+    work: StepWork,
     shape: ClusterShape,
     step: Bounds,
     times: EpochTimes | None,
@@ -217,6 +220,7 @@ def _priced(
 
     Args:
         made: The model's estimate.
+        work: Today's step, by which accelerators idle between kernels or do not.
         shape: The plan's cluster.
         step: Its step, in seconds, with the error band.
         times: Its epochs; None: not known.
@@ -227,13 +231,14 @@ def _priced(
     # Time and money are counted by whole epochs, where they are known.
     whole = of_whole_epochs(step, times)
     seconds = whole.seconds
+    kernel_seconds = made.accelerator_seconds * (1 - work.launch_share)
     outcome = Predicted(
         step_seconds=step.seconds,
         step_seconds_low=step.low,
         step_seconds_high=step.high,
-        limit=made.limit,
-        second_limit=made.second_limit,
-        accelerator_utilization=min(1.0, made.accelerator_seconds / step.seconds),
+        limit=_of_launches(made.limit, work),
+        second_limit=_of_launches(made.second_limit, work),
+        accelerator_utilization=min(1.0, kernel_seconds / step.seconds),
         speedup=today[0] / seconds,
         cost_change=0.0,
         second_limit_seconds=made.second_seconds,
@@ -254,6 +259,13 @@ def _priced(
         return outcome
     priced = msgspec.structs.replace(outcome, usd_per_hour=price, is_estimate=_is_estimate(shape))
     return _with_dollars(priced, price=price, today=today, total_steps=total_steps)
+
+
+def _of_launches(limit: Limit, work: StepWork) -> Limit:
+    """Returns the limit, without the name of an accelerator that idles between its kernels."""
+    if limit == "accelerator" and work.launch_share:
+        return "launch"
+    return limit
 
 
 def _with_dollars(
@@ -483,7 +495,7 @@ def _widths_of(work: StepWork, shape: ClusterShape) -> Iterator[float]:
         and None in (hosts.instance.coremark_per_vcpu, work.reference.coremark_per_vcpu)
         for hosts in all_hosts
     ):
-        # Without CPU speeds the number of vCPUs alone is up to 84 % wrong (docs/method.md).
+        # Without CPU speeds the number of vCPUs alone is up to 84% wrong (docs/method.md).
         yield 0.2
     if shape.data:
         # Earlier runs on this machine may disagree.

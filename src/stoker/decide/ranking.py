@@ -106,7 +106,7 @@ class Ranking:
         """Returns the cost of a step: dollars, or CPU- and accelerator-seconds without a bill."""
         if self.is_billed:
             cost = usd(outcome.usd_per_1000_steps, is_estimate=outcome.is_estimate)
-            return f"{cost} per 1000 steps"
+            return f"{cost} per 1,000 steps"
         words = []
         if outcome.cpu_seconds is not None:
             words.append(f"{outcome.cpu_seconds:.3g} CPU-seconds")

@@ -19,12 +19,12 @@ from stoker.decide.model import ClusterShape, Doubt, Hosts, StepWork, Unexplaine
 from stoker.errors import UsageError
 from stoker.records import Advice, Profile, TakenElsewhere
 from stoker.records.decision import AcceleratorStepSource, CpuSpeedSource
-from stoker.units import ms
+from stoker.units import as_fast, ms
 
 # Caches, memory, libraries and their threads differ, too.
 _ELSEWHERE = 0.15
-# Relative error of a speed. In the catalog, types of one CPU model differ by up to 11 % from their
-# median, all types by up to 36 % from their mean (13,237 to 24,413 CoreMark per vCPU).
+# Relative error of a speed. In the catalog, types of one CPU model differ by up to 11% from their
+# median, all types by up to 36% from their mean (13,237 to 24,413 CoreMark per vCPU).
 _SPEED_WIDTHS: dict[CpuSpeedSource, float] = {
     "catalog": 0.0,
     "given": 0.1,
@@ -148,7 +148,7 @@ def _doubts(
     text = f"profile taken elsewhere: on {source.type}, not on {target.type}"
     yield Doubt(width=_ELSEWHERE, text=text)
     if width := _SPEED_WIDTHS[speed_source]:
-        text = f"a vCPU of {target.type} is taken to be {speed:.2f} times as fast as one of "
+        text = f"a vCPU of {target.type} is taken to be {as_fast(speed)} as one of "
         yield Doubt(width=width, text=f"{text}{source.type}{_SPEED_WORDS[speed_source]}")
     if source.type != target.type and (work.read_seconds or work.shared.seconds):
         text = "its storage, and what loader workers share, are taken to be as in the profile"

@@ -43,7 +43,7 @@ def candidates_of(space: SearchSpace, rules: PlanRules, today_plan: Plan) -> Ite
     outcome = today_plan.predicted
     # More accelerators change the global batch, thus the training: searched only if needed.
     if outcome is not None and (
-        outcome.limit == "accelerator" or misses_deadline(outcome, rules.constraints)
+        outcome.limit in ("accelerator", "launch") or misses_deadline(outcome, rules.constraints)
     ):
         for candidate in scale_out(space):
             if not why_unusable(candidate.shape.dnn.instance, rules):

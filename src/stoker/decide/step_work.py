@@ -255,7 +255,17 @@ def _bare(profile: Profile, *, today: Instance, processes: int) -> StepWork:
         doubts=tuple(doubts),
         global_batch_size=step.global_batch_size,
         epochs=profile.epochs,
+        launch_share=_launch_share(profile),
     )
+
+
+def _launch_share(profile: Profile) -> float:
+    """Returns the share of a step without loading in which no kernel runs; 0: not known."""
+    step = profile.timed_step
+    for state in profile.states:
+        if state.id == "launch" and state.share and step.accelerator_step_seconds:
+            return min(1.0, state.share * step.step_seconds / step.accelerator_step_seconds)
+    return 0.0
 
 
 def _trainer_cost(step: StepTerms, today: Instance, *, ranks: int) -> tuple[float, float]:
@@ -298,7 +308,7 @@ def _with_inferred(work: StepWork, profile: Profile) -> StepWork:
         # makes it no limit. Else the step is the accelerator's.
         accelerator = 0.0
         bare = estimate(work, _todays(work))
-        # Within 15 %, as the self-check of a profile (records/workload.py, max_unexplained).
+        # Within 15%, as the self-check of a profile (records/workload.py, max_unexplained).
         is_loading = cpu is not None and bare.step_seconds >= 0.85 * work.step_seconds
         if work.reference.accelerators or not is_loading:
             doubts.append(Doubt(width=0.2, text="the accelerator-only step was not measured"))

@@ -100,7 +100,7 @@ class BadSamples:
         """Returns whether there are more than `feed.max_errors` among the samples so far."""
         if most >= 1:
             return self.of_epoch > most
-        return self.of_epoch > most * self.samples
+        return self.of_epoch > _allowed(most, self.samples)
 
     def error(self, most: float, *, where: str, whole: int | None) -> FeedError | None:
         """Returns the error of too many bad samples; None: there are not too many.
@@ -117,7 +117,7 @@ class BadSamples:
         if most < 1:
             is_enough = whole is not None or self.samples >= _MIN_SAMPLES
             judged = max(self.samples, whole or 0)
-            if not is_enough or self.of_epoch <= most * judged:
+            if not is_enough or self.of_epoch <= _allowed(most, judged):
                 return None
             limit += f" of {judged}"
         return FeedError(
@@ -126,6 +126,11 @@ class BadSamples:
             where=where,
             fix="mend these samples or take them out of the dataset, or raise feed.max_errors",
         )
+
+
+def _allowed(share: float, samples: int) -> float:
+    # 0.29 of 100 are 28.999999999999996 as computers multiply.
+    return round(share * samples, 6)
 
 
 def _words_of(bad: BadSample) -> str:

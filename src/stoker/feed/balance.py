@@ -11,6 +11,9 @@ sample has been measured, it counts as the median of those that are known; in th
 is known, and each rank has the samples of torch's own order. All sums are of whole numbers: ranks
 on different CPUs come to the same deal.
 
+A step that repeats samples to be whole is left as it was drawn: who gathers what the ranks returned
+(Accelerate's `gather_for_metrics`) drops its last samples, as repeated ones.
+
 Each rank draws the samples of all ranks. Should these not be the same (another seed, another
 `set_epoch`, a generator that only some have advanced), samples would be lost and others would come
 twice. So the ranks also exchange what decides their order, and what their first global batch was;
@@ -24,9 +27,11 @@ import io
 import itertools
 import math
 import operator
+import sys
+import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Protocol, TypedDict, cast
 
@@ -39,19 +44,24 @@ from torch.utils.data import (
     DataLoader,
     DistributedSampler,
     IterableDataset,
+    RandomSampler,
     SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
 )
 
 from stoker.errors import FeedError
+from stoker.feed.dealt_steps import DealtSteps
 
-# Classes of cost for each doubling of the bytes: one is 1.1 % more than the one before.
+# Classes of cost for each doubling of the bytes: one is 1.1% more than the one before.
 _CLASSES_PER_DOUBLING = 64
 _DOUBLINGS = 40
 _MAX_CLASS = 1 + _CLASSES_PER_DOUBLING * _DOUBLINGS
 # Exchanges after the deal, which takes the longest samples first.
 _MAX_EXCHANGES = 64
-# The other ranks begin their epoch at the same time, or never.
-_EXCHANGE_SECONDS = 300.0
+# A rank waits for the others as long as the script's own group does, and so long at least: one rank
+# alone may evaluate, or write a checkpoint, before it begins its epoch.
+_MIN_EXCHANGE_SECONDS = 300.0
 # Where ranks differ by less than this share, exchanges are not worth their time.
 _GOOD_ENOUGH = 1000
 # Costs are exchanged in pieces of so many samples: 4 MiB.
@@ -63,11 +73,29 @@ _MAX_DEPTH = 16
 # Of a number, or of an object in which nothing is found.
 _SMALL_BYTES = 8
 
-_NOT_SEEN = (
-    ", so that what other ranks get is not known: give it sampler=DistributedSampler(dataset)"
+# Steps after which it is first told what dealing has changed, or at the end of the epoch.
+_NUM_TOLD = 100
+
+_NOT_SEEN = ", so that what other ranks get is not known"
+_SEEN = (
+    ": dealt are the samples of torch's DistributedSampler, and of loaders that Accelerate prepares"
 )
+_SKIPS = (
+    "it skips what was read of an epoch before (Accelerate's skip_first_batches); in the next "
+    "epoch its samples are dealt"
+)
+_TOGETHER = ", may decide which samples are together in a batch of one rank: they are left so"
+# Samplers of which any samples may be together; transformers' puts similar lengths together.
+_RANDOM = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
+_RANDOM_OF_LIBRARIES = (
+    ("accelerate.data_loader", "SeedableRandomSampler"),
+    ("transformers.trainer_pt_utils", "LengthGroupedSampler"),
+)
+# Of a sampler that seeds itself at the beginning of an epoch, whatever its generator's state is.
+_SEEDS = ("initial_seed", "epoch")
 _SAME_ORDER = (
-    "; give the samplers of all ranks the same seed, and call set_epoch(epoch) on all of them"
+    "; give the samplers of all ranks the same seed, call set_epoch(epoch) on all of them, and "
+    "begin their loaders in one order"
 )
 # In place of a sample's bytes.
 _UNMEASURED = (1 << 64) - 1
@@ -77,7 +105,6 @@ _IN_ORDER = (
     "it reads in order (without shuffle), as an evaluation does, which may put together by their "
     "place what the ranks returned"
 )
-
 Classes = npt.NDArray[np.uint16]
 Costs = npt.NDArray[np.int64]
 
@@ -280,7 +307,8 @@ def difference_of(orders: Sequence[RankOrder]) -> str:
     """Returns in which way ranks do not draw the same global batches; empty: they do."""
     for rank, order in enumerate(orders):
         if order.words != orders[0].words:
-            return f"rank 0 draws samples by {orders[0].words}, rank {rank} by {order.words}"
+            first, other = _differing(orders[0].words, order.words)
+            return f"rank 0 draws samples by {first}, rank {rank} by {other}"
     drawn = [(rank, order.first) for rank, order in enumerate(orders) if order.first]
     for rank, first in drawn:
         if first != drawn[0][1]:
@@ -290,25 +318,93 @@ def difference_of(orders: Sequence[RankOrder]) -> str:
     return ""
 
 
+def _differing(first: str, other: str) -> tuple[str, str]:
+    """Returns those parts of two texts, divided by commas, that are not the same."""
+    parts = itertools.zip_longest(first.split(", "), other.split(", "), fillvalue="none")
+    differing = [(ours, theirs) for ours, theirs in parts if ours != theirs]
+    return ", ".join(ours for ours, _ in differing), ", ".join(theirs for _, theirs in differing)
+
+
+class RankGroup:
+    """The group of torch.distributed by which a process exchanges what samples cost (Gloo).
+
+    One for all loaders: each group has threads and connections, and a script may make a loader for
+    each of its files.
+    """
+
+    def __init__(self) -> None:
+        # Held during an exchange: threads may iterate over loaders at the same time.
+        self.lock = threading.Lock()
+        self._group: dist.ProcessGroup | None = None
+        self._world: dist.ProcessGroup | None = None
+
+    def group(self) -> "dist.ProcessGroup | None":
+        """Returns the group; made anew where the script has initialised torch.distributed again."""
+        world = dist.group.WORLD
+        if self._group is None or self._world is not world:
+            self._group = dist.new_group(backend="gloo", timeout=_exchange_time(world))
+            self._world = world
+        return self._group
+
+
+def _exchange_time(world: "dist.ProcessGroup | None") -> timedelta:
+    """Returns how long ranks wait for each other: as long as in the script's group, or longer."""
+    longest = timedelta(seconds=_MIN_EXCHANGE_SECONDS)
+    if world is None:
+        return longest
+    for device in world._device_types:
+        backend = world._get_backend(device)
+        # Backends of other makers may not say it.
+        seconds = getattr(getattr(backend, "options", None), "_timeout", longest)
+        longest = max(longest, seconds)
+    return longest
+
+
+def _say_nothing(_: str) -> None:
+    return None
+
+
+def _tell_nothing(_: DealtSteps) -> None:
+    return None
+
+
 class SampleCosts:
     """What the samples of a dataset cost, as far as ranks have measured it; one for each loader.
 
     Args:
         num_samples: Of the dataset.
+        name: Of the loader, the same on all ranks.
         say: Is told why the samples of an epoch are not dealt.
+        tell: Is told what dealing has changed: after the first steps, and at each epoch's end.
+        group: By which ranks exchange costs.
     """
 
-    def __init__(self, num_samples: int, *, say: Callable[[str], None] = lambda _: None) -> None:
+    def __init__(
+        self,
+        num_samples: int,
+        *,
+        name: str = "",
+        say: Callable[[str], None] = _say_nothing,
+        tell: Callable[[DealtSteps], None] = _tell_nothing,
+        group: RankGroup | None = None,
+    ) -> None:
         # 0: unknown.
         self._table: Classes = np.zeros(num_samples, dtype=np.uint16)
         self._packed_table: bytes | None = None
         self._fresh: Classes = np.zeros(num_samples, dtype=np.uint16)
+        self._name = name
         self._say = say
+        self._tell = tell
+        # All of the run that were dealt.
+        self.steps = DealtSteps()
+        # Batches that the script got since the last exchange, and why some are not measured.
+        self.num_taken = 0
+        self._why_unmeasured = ""
         # Digest of the last epoch's first global batch.
         self.first = ""
         # The median class of those known, 0 if none is; None: to be looked up.
         self._usual: int | None = None
-        self._group: dist.ProcessGroup | None = None
+        self._group = group or RankGroup()
 
     @property
     def num_samples(self) -> int:
@@ -318,7 +414,10 @@ class SampleCosts:
         """Takes what an earlier loader of the same dataset has measured."""
         self._set_table(last._table.copy())
         self._fresh = last._fresh.copy()
-        self._group = last._group
+        self.first = last.first
+        self.num_taken = last.num_taken
+        self._why_unmeasured = last._why_unmeasured
+        self.steps = last.steps
 
     def _set_table(self, table: Classes) -> None:
         self._table = table
@@ -345,9 +444,12 @@ class SampleCosts:
         measured = np.frombuffer(sizes, dtype="<u8")
         places = self.places_of(indices[: len(measured)])
         if places is None:
+            self._why_unmeasured = "its sampler gives other things than places in the dataset"
             return
         measured = measured[: len(places)]
         is_measured = measured != _UNMEASURED
+        if len(indices) and not is_measured.any():
+            self._why_unmeasured = "what its samples cost is not seen where they are collated"
         self._fresh[places[is_measured]] = classes_of(measured[is_measured])
 
     def note_skipped(self, indices: Sequence[object]) -> None:
@@ -375,7 +477,7 @@ class SampleCosts:
 
         If the ranks do not draw the same global batches, all costs are forgotten, so that the epoch
         is not dealt, and `say` is told. Blocks until all ranks of torch.distributed have called it,
-        300 s at most.
+        as long as the script's own group waits for them (and 300 s at least).
 
         Args:
             words: What decides this rank's order.
@@ -384,40 +486,50 @@ class SampleCosts:
             FeedError: If a rank did not come.
         """
         order_here = RankOrder(
-            words=f"{words}, {len(self._table)} samples",
+            words=f"{words}, {len(self._table)} samples{self._name and f' of {self._name}'}",
             first=self.first,
             costs=zlib.crc32(self._table.tobytes()),
         )
         self.first = ""
+        # Of an epoch that the script has left before its end.
+        self.tell_of_steps()
         try:
-            if self._group is None:
-                seconds = timedelta(seconds=_EXCHANGE_SECONDS)
-                self._group = dist.new_group(backend="gloo", timeout=seconds)
-            orders = [order_here] * dist.get_world_size()
-            dist.all_gather_object(orders, order_here, group=self._group)
-            difference = difference_of(orders)
-            measured = self._fresh if difference else self._measured_by_all()
+            with self._group.lock:
+                group = self._group.group()
+                orders = [order_here] * dist.get_world_size()
+                dist.all_gather_object(orders, order_here, group=group)
+                difference = difference_of(orders)
+                measured = self._fresh if difference else self._measured_by_all(group)
         except RuntimeError as err:
             raise FeedError(
                 f"the ranks could not exchange what samples cost: {err}",
                 where="feed.balance: cost, at the beginning of an epoch",
-                fix="let all ranks iterate over this loader, or leave feed.balance out",
+                fix="let all ranks iterate over this loader, also where one only looks at its "
+                "first batch, or leave feed.balance out",
             ) from err
         if difference:
             self._say(f"{difference}: what other ranks get is not known{_SAME_ORDER}")
             self._set_table(np.zeros_like(self._table))
         else:
             self._set_table(np.where(measured > 0, measured, self._table))
+            if self.num_taken and not self.is_known:
+                self._say(self._why_unmeasured or "no data host has made its batches")
         self._fresh = np.zeros_like(self._fresh)
+        self.num_taken = 0
 
-    def _measured_by_all(self) -> Classes:
+    def tell_of_steps(self) -> None:
+        """Tells what dealing has changed, if anything was dealt."""
+        if self.steps.num_steps:
+            self._tell(self.steps)
+
+    def _measured_by_all(self, group: "dist.ProcessGroup | None") -> Classes:
         """Returns what any rank has measured; if several have, the highest."""
         measured = self._fresh.copy()
         for start in range(0, len(measured), _SAMPLES_OF_A_PIECE):
             piece = measured[start : start + _SAMPLES_OF_A_PIECE]
             # Gloo has no uint16.
             of_all = torch.from_numpy(piece.astype(np.int32))
-            dist.all_reduce(of_all, dist.ReduceOp.MAX, group=self._group)
+            dist.all_reduce(of_all, dist.ReduceOp.MAX, group=group)
             piece[:] = of_all.numpy()
         return measured
 
@@ -429,6 +541,11 @@ class SampleCosts:
         places = np.flatnonzero(self._fresh)
         fresh = places.astype("<u4").tobytes() + self._fresh[places].tobytes()
         return CostsState(table=self._packed_table, fresh=fresh)
+
+    def forget(self) -> None:
+        """Forgets all costs: an epoch goes on that was not dealt."""
+        self._set_table(np.zeros_like(self._table))
+        self._fresh = np.zeros_like(self._table)
 
     def load(self, state: CostsState) -> None:
         """Goes on from a saved state, whose epoch was dealt by its table."""
@@ -496,15 +613,18 @@ class BalancedSampler:
 
     def __iter__(self) -> Iterator[list[int]]:
         if _is_accelerates(self._sampler):
-            steps = _steps_of_accelerate(self._sampler, num_ranks=self._num_ranks)
+            batches = _batches_of_accelerate(self._sampler, num_ranks=self._num_ranks)
         else:
-            steps = _steps_of_torch(self._sampler, num_ranks=self._num_ranks)
-        for number, step in enumerate(steps):
+            batches = _batches_of_torch(self._sampler, num_ranks=self._num_ranks)
+        for number, batch in enumerate(batches):
             if number == 0:
-                self._costs.first = hashlib.sha256(repr(step).encode()).hexdigest()
-            if not step[self._rank]:
-                return
-            yield self._dealt(step)
+                self._costs.first = hashlib.sha256(repr(batch.of_ranks).encode()).hexdigest()
+            if not batch.of_ranks[self._rank]:
+                break
+            yield self._dealt(batch)
+            if self._costs.steps.num_steps == _NUM_TOLD:
+                self._costs.tell_of_steps()
+        self._costs.tell_of_steps()
 
     def order_words(self, generators: Iterable[torch.Generator]) -> str:
         """Says what decides the order of an epoch that begins now.
@@ -512,30 +632,65 @@ class BalancedSampler:
         Args:
             generators: Those that the sampler may draw from.
         """
+        rest = "dropped" if self._sampler.drop_last else "kept"
+        batches = f"batches of {self._sampler.batch_size}, a shorter one {rest}"
         if not _is_accelerates(self._sampler):
             sampler = cast("DistributedSampler[object]", self._sampler.sampler)
             names = ("seed", "epoch", "total_size", "drop_last")
             words = [f"{name} {getattr(sampler, name)}" for name in names]
-            return ", ".join([*words, f"batches of {self._sampler.batch_size}"])
-        states = [generator.get_state().numpy().tobytes() for generator in generators]
-        digests = [hashlib.sha256(state).hexdigest()[:8] for state in states]
-        return f"generators in the states {', '.join(digests) or 'none'}"
+            return ", ".join([*words, batches])
+        shard = cast("_AcceleratesShard", self._sampler)
+        drawing = _inner(shard.batch_sampler)
+        words = [f"{name} {getattr(drawing, name)}" for name in _SEEDS if hasattr(drawing, name)]
+        digests = list(map(_digest_of, generators))
+        if getattr(drawing, "generator", None) is None and not words:
+            # It draws from torch's own state.
+            digests.append(_digest_of(torch.default_generator))
+        words.append(f"generators in the states {', '.join(digests) or 'none'}")
+        ways = f"split_batches {shard.split_batches}, even_batches {shard.even_batches}"
+        return ", ".join([*words, batches, ways])
 
-    def _dealt(self, step: Sequence[list[int]]) -> list[int]:
-        is_even = len({len(batch) for batch in step}) == 1
-        if not (is_even and self._costs.is_known):
-            return step[self._rank]
-        batch = list(itertools.chain.from_iterable(step))
-        places = self._costs.places_of(batch)
+    def _dealt(self, batch: "GlobalBatch") -> list[int]:
+        drawn = batch.of_ranks[self._rank]
+        if batch.repeats or not (batch.is_even and self._costs.is_known):
+            return drawn
+        samples = list(itertools.chain.from_iterable(batch.of_ranks))
+        places = self._costs.places_of(samples)
         if places is None:
-            return step[self._rank]
-        hands = deal(self._costs.costs_of(places), num_ranks=self._num_ranks)
-        return [batch[place] for place in hands[self._rank]]
+            return drawn
+        costs = self._costs.costs_of(places)
+        hands = deal(costs, num_ranks=self._num_ranks)
+        size = len(drawn)
+        self._costs.steps.add(
+            costs,
+            drawn=[sum(costs[first : first + size]) for first in range(0, len(costs), size)],
+            dealt=[sum(map(costs.__getitem__, hand)) for hand in hands],
+        )
+        return [samples[place] for place in hands[self._rank]]
 
 
-def _steps_of_torch(sampler: BatchSampler, *, num_ranks: int) -> Iterator[list[list[int]]]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GlobalBatch:
+    """The batches that all ranks train on in one step, as they were drawn.
+
+    Attributes:
+        of_ranks: Empty: that rank has none.
+        repeats: Whether samples of the epoch were repeated to complete it.
+    """
+
+    of_ranks: list[list[int]]
+    repeats: bool
+
+    @property
+    def is_even(self) -> bool:
+        """Whether all ranks have as many samples."""
+        return len(set(map(len, self.of_ranks))) == 1
+
+
+def _batches_of_torch(sampler: BatchSampler, *, num_ranks: int) -> Iterator[GlobalBatch]:
     """Yields for each step the batches of all ranks, as torch's samplers give them."""
     whole = copy.copy(cast("DistributedSampler[object]", sampler.sampler))
+    num_samples = len(cast("Sized", whole.dataset))
     # Of one rank, which has the samples of all in turn.
     whole.num_replicas = 1
     whole.rank = 0
@@ -545,7 +700,12 @@ def _steps_of_torch(sampler: BatchSampler, *, num_ranks: int) -> Iterator[list[l
     for start in range(0, len(indices), size):
         batch = indices[start : start + size]
         if len(batch) == size or not sampler.drop_last:
-            yield [batch[rank::num_ranks] for rank in range(num_ranks)]
+            of_ranks = [batch[rank::num_ranks] for rank in range(num_ranks)]
+            yield GlobalBatch(of_ranks=of_ranks, repeats=start + len(batch) > num_samples)
+
+
+def _digest_of(generator: torch.Generator) -> str:
+    return hashlib.sha256(generator.get_state().numpy().tobytes()).hexdigest()[:8]
 
 
 class _AcceleratesShard(Protocol):
@@ -553,8 +713,23 @@ class _AcceleratesShard(Protocol):
 
     batch_sampler: Iterable[list[int]]
     batch_size: int | None
+    split_batches: bool
+    even_batches: bool
     num_processes: int
     process_index: int
+
+
+@dataclass(slots=True)
+class _CountedBatches:
+    """A sampler's batches, and how many samples they had so far."""
+
+    batches: Iterable[list[int]]
+    num_samples: int = field(default=0, init=False)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for batch in self.batches:
+            self.num_samples += len(batch)
+            yield batch
 
 
 class _DrawnBatches:
@@ -570,21 +745,28 @@ class _DrawnBatches:
 
 
 def _is_accelerates(sampler: object) -> bool:
-    kind = type(sampler)
-    return (kind.__module__, kind.__qualname__) == ("accelerate.data_loader", "BatchSamplerShard")
+    return _is_kind(sampler, "accelerate.data_loader", "BatchSamplerShard")
 
 
-def _steps_of_accelerate(sampler: object, *, num_ranks: int) -> Iterator[list[list[int]]]:
-    """Yields for each step the batches of all ranks; empty: that rank has none."""
+def _is_kind(value: object, module: str, name: str) -> bool:
+    kind = type(value)
+    return (kind.__module__, kind.__qualname__) == (module, name)
+
+
+def _batches_of_accelerate(sampler: object, *, num_ranks: int) -> Iterator[GlobalBatch]:
+    """Yields for each step the batches of all ranks, as Accelerate gives them."""
     shard = cast("_AcceleratesShard", sampler)
+    drawn = _CountedBatches(shard.batch_sampler)
     of_ranks: list[Iterator[list[int]]] = []
-    for rank, batches in enumerate(itertools.tee(shard.batch_sampler, num_ranks)):
+    for rank, batches in enumerate(itertools.tee(drawn, num_ranks)):
         other = copy.copy(shard)
         other.process_index = rank
         other.batch_sampler = _DrawnBatches(batches, shard.batch_size)
         of_ranks.append(iter(cast("Iterable[list[int]]", other)))
+    num_given = 0
     for step in itertools.zip_longest(*of_ranks, fillvalue=[]):
-        yield list(step)
+        num_given += sum(map(len, step))
+        yield GlobalBatch(of_ranks=list(step), repeats=num_given > drawn.num_samples)
 
 
 def balanced(loader: "DataLoader[object]", costs: SampleCosts) -> BalancedSampler:
@@ -623,22 +805,58 @@ def why_unbalanced(loader: "DataLoader[object]", *, world_size: int, rank: int) 
         return "it has no workers (num_workers=0)"
     if not (dist.is_available() and dist.is_initialized()):
         return "torch.distributed is not initialised"
+    if dist.get_world_size() != world_size:
+        its = f"{dist.get_world_size()} of the {world_size} ranks of the run"
+        return f"torch.distributed has {its}, and the others cannot be asked"
     return ""
 
 
 def _why_unseen(sampler: object) -> str:
     """Returns why other ranks' samples are not seen, or why their order is kept; empty: neither."""
     if _is_accelerates(sampler):
-        of_all = cast("_AcceleratesShard", sampler).batch_sampler
-        return _IN_ORDER if isinstance(_inner(of_all), SequentialSampler) else ""
+        return _why_together(cast("_AcceleratesShard", sampler).batch_sampler)
     kind = type(sampler)
+    if _is_kind(sampler, "accelerate.data_loader", "SkipBatchSampler"):
+        return _SKIPS
     if kind.__iter__ is not BatchSampler.__iter__:  # type: ignore[attr-defined]
-        return f"its batch_sampler, a {kind.__name__}, is not torch's BatchSampler{_NOT_SEEN}"
+        its = f"its batch_sampler, a {kind.__name__}, is not torch's BatchSampler"
+        return its + _NOT_SEEN + _SEEN
     of_rank = _inner(sampler)
+    if not getattr(of_rank, "shuffle", True):
+        return _IN_ORDER
     kind = type(of_rank)
     if kind.__iter__ is not DistributedSampler.__iter__:  # type: ignore[attr-defined]
-        return f"its sampler, a {kind.__name__}, is not torch's DistributedSampler{_NOT_SEEN}"
-    return "" if cast("DistributedSampler[object]", of_rank).shuffle else _IN_ORDER
+        its = f"its sampler, a {kind.__name__}, is not torch's DistributedSampler{_NOT_SEEN}"
+        return its + _advice_on(kind)
+    return ""
+
+
+def _why_together(of_all: object) -> str:
+    """Returns why the batches that Accelerate deals to ranks are left as they are; empty: nothing.
+
+    A sampler of the script may choose samples for each other: classes of a triplet loss, texts that
+    are no negatives of each other, similar lengths.
+    """
+    kind = type(of_all)
+    if kind.__iter__ is not BatchSampler.__iter__:  # type: ignore[attr-defined]
+        return f"its batch_sampler, a {kind.__name__}{_TOGETHER}"
+    sampler = _inner(of_all)
+    if isinstance(sampler, SequentialSampler):
+        return _IN_ORDER
+    kind = type(sampler)
+    is_random = any(kind.__iter__ is one.__iter__ for one in _RANDOM)  # type: ignore[attr-defined]
+    if is_random or any(_is_kind(sampler, *names) for names in _RANDOM_OF_LIBRARIES):
+        return ""
+    return f"its sampler, a {kind.__name__}{_TOGETHER}"
+
+
+def _advice_on(kind: type) -> str:
+    """Returns what to do about a sampler of one rank alone."""
+    if not issubclass(kind, RandomSampler | SequentialSampler):
+        return _SEEN
+    if "accelerate.data_loader" in sys.modules:
+        return ": have Accelerate prepare it, without dispatch_batches"
+    return ": give it sampler=DistributedSampler(dataset)"
 
 
 def _inner(sampler: object) -> object:

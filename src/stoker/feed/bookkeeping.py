@@ -6,6 +6,7 @@ Light to import: a script without torch has books for the batches that it times.
 import atexit
 import contextlib
 import functools
+import itertools
 import os
 import sys
 import threading
@@ -28,6 +29,8 @@ from stoker.feed.bad_samples import (
     ListedBatch,
 )
 from stoker.feed.data_worker import is_worker
+from stoker.feed.dealt_steps import BalanceFile, BalanceNews
+from stoker.feed.doubts import ErrorTrust
 from stoker.feed.resource_usage import Usage
 from stoker.feed.short_loaders import LoaderLife, LoaderLine, made_here_words
 from stoker.feed.stream_progress import StreamProgress, StreamState
@@ -35,12 +38,13 @@ from stoker.feed.timeline import FILE, Timeline
 from stoker.feed.wire.imported_code import INSTALLED
 from stoker.feed.wire.protocol import BadSample
 from stoker.logs import EventName, Log
+from stoker.pending_error import PendingError
 
 if TYPE_CHECKING:
     import torch
     from torch.utils.data import DataLoader
 
-    from stoker.feed.balance import CostsState, SampleCosts
+    from stoker.feed.balance import CostsState, RankGroup, SampleCosts
 
 _MAX_FORMER = 100
 _MAX_REASONS = 3
@@ -109,6 +113,8 @@ class LoaderState(TypedDict):
     costs: NotRequired["CostsState"]
     # With `feed.on_error`.
     bad_samples: NotRequired[BadSamplesState]
+    # What the script had set in the dataset when persistent workers were started, packed.
+    set_at_start: NotRequired["torch.Tensor"]
 
 
 class Rewind:
@@ -265,9 +271,12 @@ class LoaderBooks:
         costs: What samples cost, if they are dealt to the ranks by it.
         bad: Its bad samples, if these are skipped or replaced.
         seeding: Of the run whose state was loaded; None: none was.
+        own_seconds: What the last state of a stream's dataset took; see StreamProgress.
         said_own_refused: The script knows that a dataset's own states are not used.
         rank_datasets: Of the ranks whose shards a loaded state has, if the run had other ranks.
         values: Those of a stream's dataset before its first epoch here; see `kept_values`.
+        set_at_start: What the script had set in the dataset when persistent workers were started.
+        is_start_loaded: It is of a loaded state, and workers are to be started with it.
         said_unwatched: It knows that samples which hang are not found.
     """
 
@@ -284,9 +293,12 @@ class LoaderBooks:
     costs: "SampleCosts | None" = None
     bad: BadSamples | None = None
     seeding: str | None = None
+    own_seconds: float = 0.0
     said_own_refused: bool = False
     rank_datasets: object = None
     values: Mapping[str, object] | None = None
+    set_at_start: Mapping[str, object] | None = None
+    is_start_loaded: bool = False
     said_unwatched: bool = False
     life: LoaderLife = field(default_factory=LoaderLife)
 
@@ -317,11 +329,18 @@ class Making(NamedTuple):
             in the script's own files that led there. Calls inside other packages are left out:
             Lightning's trainer makes its first loader and later ones in different ways.
         chooses_pinning: The user's code gave `pin_memory`; a package copies that of another loader.
+        number: How many loaders these lines made before it.
     """
 
     lines: tuple[tuple[str, int], ...]
     seconds: float
     chooses_pinning: bool = False
+    number: int = 0
+
+
+@functools.cache
+def _numbers_of(lines: tuple[tuple[str, int], ...]) -> Iterator[int]:
+    return itertools.count()
 
 
 def making_of(loader: object) -> Making | None:
@@ -360,7 +379,9 @@ def note_making(loader: object, *, gives_pin_memory: bool = False) -> None:
         frame = frame.f_back
     is_by_user = bool(lines) and not INSTALLED.search(lines[0][0])
     chooses_pinning = gives_pin_memory and is_by_user
-    setattr(loader, _MADE, Making(tuple(lines), time.monotonic(), chooses_pinning))
+    places = tuple(lines)
+    number = next(_numbers_of(places))
+    setattr(loader, _MADE, Making(places, time.monotonic(), chooses_pinning, number))
 
 
 @contextlib.contextmanager
@@ -462,10 +483,14 @@ class TrainerProcess:
     said_seeding: bool = False
     said_pinning: bool = False
     said_unsent: bool = False
-    # Numbers of loaders whose samples are not dealt by cost.
-    said_unbalanced: set[int] = field(default_factory=set)
+    # By number of the loader, of those that `feed.balance` is asked for.
+    _balance_news: dict[int, BalanceNews] = field(default_factory=dict)
+    _balance_file: BalanceFile | None = None
     # By number of the loader, which a loader that is made again keeps.
     costs_of_loaders: "dict[int, SampleCosts]" = field(default_factory=dict)
+    trust_in_loaders: dict[int, ErrorTrust] = field(default_factory=dict)
+    # Of all loaders that are balanced.
+    rank_group: "RankGroup | None" = None
     # Bad samples of all loaders.
     num_bad: int = 0
     _bad_file: BadSampleFile | None = None
@@ -540,12 +565,12 @@ class TrainerProcess:
         if not self.num_bad:
             first = bad[0]
             done = f"{first.replaced_by} is in its place" if first.replaced_by else "left out"
-            log.event(
-                EventName.SAMPLE_BAD,
-                rank=settings.rank,
-                text=f"sample {first.index} cannot be made ({first.error}: {first.text}): {done}; "
-                f"further ones are in {BAD_SAMPLES_FILE}",
-            )
+            text = f"sample {first.index} cannot be made ({first.error}: {first.text}): {done}; "
+            text += f"further ones are in {BAD_SAMPLES_FILE}"
+            if settings.world_size > 1 and settings.feed.on_error == "skip":
+                text += "; this rank's batch is shorter than the others': where ranks gather what "
+                text += "they made of a batch, set feed.on_error: replace"
+            log.event(EventName.SAMPLE_BAD, rank=settings.rank, text=text)
         self.num_bad += len(bad)
         if settings.output is None:
             return
@@ -567,25 +592,36 @@ class TrainerProcess:
         """
         settings = self.settings
         file = "" if settings.output is None else f", listed in {BAD_SAMPLES_FILE}"
-        error = counts.error(
-            settings.feed.max_errors,
-            where=f"rank {settings.rank}, epoch {epoch}{file}",
-            whole=whole,
+        pending = PendingError(
+            counts.error(
+                settings.feed.max_errors,
+                where=f"rank {settings.rank}, epoch {epoch}{file}",
+                whole=whole,
+            )
         )
-        if error is not None:
-            raise error
+        if pending.is_there:
+            raise pending.take()
 
-    def say_unbalanced(self, loader: "DataLoader[object]", *, why: str) -> None:
-        """Says once why the samples of a loader are not dealt to the ranks by their cost."""
+    def balance_news(self, loader: "DataLoader[object]") -> BalanceNews:
+        """Returns what tells how a loader's samples are dealt to the ranks; it does not hold it."""
+        settings = self.settings
         number = self.books(loader).number
-        if self.settings.rank or number in self.said_unbalanced:
-            return
-        self.said_unbalanced.add(number)
-        where = line_words(loader) or "a line that is not known"
-        Log(run=self.settings.run_id, host=self.settings.host).event(
-            EventName.LOADER_NOT_BALANCED,
-            text=f"feed.balance: samples of the loader of {where} are not dealt by cost: {why}",
-        )
+        if self._balance_file is None:
+            self._balance_file = BalanceFile(settings.output)
+        if number not in self._balance_news:
+            self._balance_news[number] = BalanceNews(
+                Log(run=settings.run_id, host=settings.host),
+                rank=settings.rank,
+                number=number,
+                where=line_words(loader) or "a line that is not known",
+                file=self._balance_file,
+            )
+        return self._balance_news[number]
+
+    def end_balance(self) -> None:
+        """Tells what dealing has changed until the end of the script."""
+        for costs in self.costs_of_loaders.values():
+            costs.tell_of_steps()
 
     def share(self, workers_of_host: int) -> int:
         share, rest = divmod(workers_of_host, self.settings.local_world_size)
@@ -616,6 +652,7 @@ def _process(pid: int) -> TrainerProcess:
         # A forked child inherits the handler, and would write its parent's steps again.
         if os.getpid() == pid:
             timeline.close()
+            process.end_balance()
             _say_made_here(process)
 
     process = TrainerProcess(settings, timeline)

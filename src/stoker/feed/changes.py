@@ -8,7 +8,7 @@ control; a cache that the dataset fills as it makes a batch is its own affair.
 Watched are attributes, containers, closures, globals and variables of the environment that
 functions read, attributes of the user's classes, versions and contents of tensors, contents of
 arrays and buffers, positions of iterators, caches that are cleared, files that attributes name:
-what is near to the dataset before each batch, everything within reach now and then, for at most 1 %
+what is near to the dataset before each batch, everything within reach now and then, for at most 1%
 of the time.
 """
 
@@ -256,7 +256,7 @@ class Watch:
     def changed(self, *, depth: Depth = "near") -> str:
         """Returns the path of the first change; empty: none. Near: about 5 us for a small dataset.
 
-        Now and then the near look is at everything: at most 1 % of the time.
+        Now and then the near look is at everything: at most 1% of the time.
         """
         began = self._clock()
         if depth == "near" and began >= self._next_seconds and not self._is_near_only:

@@ -23,6 +23,7 @@ from stoker.feed import loader_state
 from stoker.feed.bookkeeping import this_process
 from stoker.feed.transfer import transferred, transferred_block
 from stoker.feed.wire.blocks import BlockBatch, taken_from
+from stoker.pending_error import PendingError
 
 _T = TypeVar("_T")
 
@@ -269,14 +270,10 @@ class _Pixels:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Coming(Generic[_T]):
-    """What an iterator gives next.
-
-    The epoch's end is no error here: one that is kept keeps the frames that it went through, with
-    the script's model and batches, until Python looks for cycles.
-    """
+    """What an iterator gives next; the epoch's end is no error here."""
 
     batch: _T | None = None
-    error: Exception | None = None
+    error: PendingError | None = None
     is_end: bool = False
 
 
@@ -308,11 +305,7 @@ class _CopiedAhead(Generic[_T]):
         self._owner.hold(not self._coming.is_end, is_under_way=True)
         if coming.error is None:
             return cast("_T", coming.batch)
-        try:
-            raise coming.error
-        finally:
-            # An error knows this call, and so all variables of its callers: see `_Coming`.
-            del coming
+        raise coming.error.take()
 
     def _start(self) -> "_Coming[_T]":
         """Asks for the next batch and starts its copy; an error waits for its turn."""
@@ -325,7 +318,7 @@ class _CopiedAhead(Generic[_T]):
         except StopIteration:
             return _Coming(is_end=True)
         except Exception as err:
-            return _Coming(error=err)
+            return _Coming(error=PendingError(err))
 
 
 def _streams_of(device: torch.device) -> _Streams | None:

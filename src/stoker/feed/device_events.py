@@ -64,6 +64,32 @@ def find_device() -> Device | None:
     return _device(accelerator, most) if _held_bytes(module, most) else None
 
 
+def own_gpu_uuids() -> tuple[str, ...]:
+    """Returns the UUIDs of the CUDA devices on which this process holds memory.
+
+    Without the kind that the driver writes before them (GPU-, MIG-). Empty: it holds none, or this
+    torch does not tell.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return ()
+    uuids = list[str]()
+    for index in range(int(torch.cuda.device_count())):
+        if not _held_bytes(torch.cuda, index):
+            continue
+        properties = torch.cuda.get_device_properties(index)
+        # From torch 2.4 on.
+        if not hasattr(properties, "uuid"):
+            return ()
+        uuids.append(bare_uuid(str(properties.uuid)))
+    return tuple(uuids)
+
+
+def bare_uuid(text: str) -> str:
+    """Returns a device's UUID without the kind of device that a driver writes before it."""
+    return text.removeprefix("GPU-").removeprefix("MIG-")
+
+
 def _accelerator(torch: ModuleType) -> str | None:
     """Returns the type of this machine's accelerator, `cuda` for NVIDIA's and AMD's.
 

@@ -14,7 +14,7 @@ samples nothing of it is in the processor's caches, and the same takes two to th
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -34,13 +34,13 @@ class _SeededGenerator(NamedTuple):
     """A generator that samples may draw from.
 
     Attributes:
-        seeded: Returns, for a digest of 64 bytes, a function that sets its state.
+        seeded: Returns, for each of some digests of 64 bytes, a function that sets its state.
         mark: Reads what every draw moves.
         shows_seed: Its seed can be read without a draw.
     """
 
     path: str
-    seeded: Callable[[bytes], Callable[[], object]]
+    seeded: Callable[[Sequence[bytes]], Sequence[Callable[[], object]]]
     mark: Callable[[], object]
     shows_seed: bool
 
@@ -49,7 +49,7 @@ class _PlaceSeed(NamedTuple):
     """What a place is seeded from: its digest, and functions that set the generators."""
 
     digest: bytes
-    set_states: list[Callable[[], object]]
+    set_states: tuple[Callable[[], object], ...]
 
 
 class DrawnGenerators:
@@ -70,6 +70,8 @@ class DrawnGenerators:
 
     def look(self) -> None:
         """Takes the held generators as they are found now; new ones are seeded for each sample."""
+        # Where one was replaced, another one may be there by the next stretch.
+        self._expected = range(0)
         known_paths = {generator.path for generator in self._all}
         self._all = [
             _SeededGenerator("torch", random_states.torch_seeded, _nothing, shows_seed=True),
@@ -117,8 +119,9 @@ class DrawnGenerators:
         """Seeds for a sample, or for the collate function."""
         if self._num_left:
             self._look_at_last()
-        for generator in self._each:
-            generator.seeded(digest)()
+        (seed,) = self._seeds([digest])
+        for set_state in seed.set_states:
+            set_state()
         if self._num_left:
             self._mark()
 
@@ -149,14 +152,18 @@ class DrawnGenerators:
         """Returns the seed of a place, and keeps those of the places behind it."""
         if place not in self._expected:
             # Behind a sample that is bad.
-            return self._place_seed(digest_of(place))
+            return self._seeds([digest_of(place)])[0]
         first = self._expected.index(place)
         places = self._expected[first : first + _NUM_AHEAD]
-        self._ahead = {at: self._place_seed(digest_of(at)) for at in places}
+        seeds = self._seeds([digest_of(at) for at in places])
+        self._ahead = dict(zip(places, seeds, strict=True))
         return self._ahead[place]
 
-    def _place_seed(self, digest: bytes) -> _PlaceSeed:
-        return _PlaceSeed(digest, [generator.seeded(digest) for generator in self._each])
+    def _seeds(self, digests: Sequence[bytes]) -> list[_PlaceSeed]:
+        """Returns the seed that follows from each digest."""
+        by_generator = [generator.seeded(digests) for generator in self._each]
+        by_digest = zip(*by_generator, strict=True)
+        return list(map(_PlaceSeed, digests, by_digest))
 
     def _divide(self) -> None:
         self._ahead.clear()
@@ -177,10 +184,13 @@ class DrawnGenerators:
 def _held_generator(found: FoundGenerator) -> _SeededGenerator:
     path, value, kind, name = found
 
-    def seeded(digest: bytes) -> Callable[[], object]:
+    def seeded(digests: Sequence[bytes]) -> list[Callable[[], object]]:
+        return [functools.partial(kind.seed, value, of_name(digest)) for digest in digests]
+
+    def of_name(digest: bytes) -> bytes:
         digest_of_name = name.copy()
         digest_of_name.update(digest)
-        return functools.partial(kind.seed, value, digest_of_name.digest())
+        return digest_of_name.digest()
 
     shows_seed = isinstance(value, torch.Generator)
     return _SeededGenerator(path, seeded, lambda: kind.read(value), shows_seed)

@@ -3,30 +3,45 @@
 A dataset or a library may draw from a generator that is not a global one: numpy's `default_rng()`
 in an attribute, the `RandomState` of MONAI's transforms, Albumentations' two. So the objects that
 make batches are searched, breadth first, once they are there: attributes, containers, closures,
-class attributes, and globals that functions of the user's modules name. A generator is named by its
-path (`dataset.transform.rng`), which is the same in every process.
+class attributes, results that a function keeps (`lru_cache`), and globals that functions of the
+user's modules name. A generator is named by its path (`dataset.transform.rng`), which is the same
+in every process.
 
 One that is made at its first use is noticed without a walk: a dictionary has grown, or a None in it
-was replaced (40 ns each).
+was replaced (40 ns each). One that samples replace, each by another one, is followed: read again
+where it is kept, each time that it is seeded.
 """
 
 import functools
 import hashlib
 import random
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextvars import ContextVar
 from itertools import islice
 from operator import call, is_
-from types import FunctionType, MemberDescriptorType, MethodType, ModuleType
+from types import (
+    BuiltinMethodType,
+    FunctionType,
+    MappingProxyType,
+    MemberDescriptorType,
+    MethodType,
+    ModuleType,
+)
 from typing import Literal, NamedTuple, cast
 
 import numpy as np
 import torch
 
 from stoker.feed.reachable import (
+    CachingFunction,
     attributes_of,
+    behind_proxy,
+    cache_of,
+    cached_results,
     contents,
     globals_read,
+    in_context,
     is_users,
     is_users_name,
     read_slot,
@@ -39,6 +54,8 @@ MAX_SEED = (1 << 63) - 1
 _PCG = (np.random.PCG64, np.random.PCG64DXSM)
 # Objects that one walk visits, in 10 to 20 ms; what is near to the dataset is found first.
 MAX_OBJECTS = 10_000
+# And then as many more, but for the items of long containers: a transform behind all samples.
+_MAX_OTHERS = 10_000
 # To be seeded for each batch: 2 to 25 us each.
 MAX_GENERATORS = 256
 # A longer container holds samples, unless its first items are objects.
@@ -50,7 +67,16 @@ _MAX_WATCHED = 256
 _MAX_CHANGES = 8
 _ATOMS = (type(None), bool, int, float, complex, str, bytes, bytearray, range, slice)
 _DATA = (np.ndarray, np.generic, torch.Tensor, torch.dtype, torch.device, ModuleType)
-_BUILT_IN = (FunctionType, MethodType, functools.partial, list, tuple, deque, dict)
+_BUILT_IN = (
+    FunctionType,
+    MethodType,
+    BuiltinMethodType,
+    functools.partial,
+    list,
+    tuple,
+    deque,
+    dict,
+)
 # A class of another language with such a method draws random numbers.
 _SEEDERS = ("seed", "manual_seed", "set_random_state", "set_seed", "reseed")
 _PYTHONS = (FunctionType, staticmethod, classmethod, property, MemberDescriptorType)
@@ -156,16 +182,29 @@ _known: dict[type, GeneratorKind | None] = {}
 
 
 _Sort = Literal[
-    "plain", "function", "method", "class", "sequence", "dictionary", "partial", "object"
+    "plain",
+    "function",
+    "method",
+    "class",
+    "sequence",
+    "dictionary",
+    "partial",
+    "cache",
+    "proxy",
+    "variable",
+    "object",
 ]
 _SORTS: tuple[tuple[_Sort, tuple[type, ...]], ...] = (
     ("plain", (*_ATOMS, *_DATA)),
     ("function", (FunctionType,)),
-    ("method", (MethodType,)),
+    ("method", (MethodType, BuiltinMethodType)),
     ("class", (type,)),
     ("sequence", (list, tuple, deque)),
     ("dictionary", (dict,)),
     ("partial", (functools.partial,)),
+    ("cache", (CachingFunction,)),
+    ("proxy", (MappingProxyType,)),
+    ("variable", (ContextVar,)),
 )
 
 
@@ -179,6 +218,13 @@ class FoundGenerator(NamedTuple):
     value: object
     kind: GeneratorKind
     name: "hashlib.blake2b"
+
+
+class _GeneratorPlace(NamedTuple):
+    """Where a generator is kept, that samples replace."""
+
+    get: Callable[[object], object]
+    key: object
 
 
 class _WatchedGenerator:
@@ -221,7 +267,27 @@ class HeldGenerators:
         self.out_of_reach: dict[str, str] = {}
         self._changes: dict[int, tuple[Dictionary, int]] = {}
         self._watched = _WatchedGenerator()
+        # Paths of generators that were replaced while the batch was made that is made now.
+        self._replaced: set[str] = set()
+        # By path: where those are kept that samples replace, whenever they are made.
+        self.followed: dict[str, _GeneratorPlace] = {}
         self.look()
+
+    def begin_batch(self) -> None:
+        """Called before a batch is made, which may be made several times from the same seeds."""
+        self._replaced.clear()
+
+    def follow(self) -> bool:
+        """Takes what samples have put in a generator's place; returns whether they have."""
+        is_other = False
+        for number, generator in enumerate(self.found):
+            place = self.followed.get(generator.path)
+            value = generator.value if place is None else place.get(place.key)
+            kind = kind_of(value)
+            if value is not generator.value and kind is not None:
+                self.found[number] = generator._replace(value=value, kind=kind)
+                is_other = True
+        return is_other
 
     def has_changed(self) -> bool:
         """Returns whether there may be others now; 0.5 us for a dataset with ten attributes."""
@@ -234,16 +300,28 @@ class HeldGenerators:
             # Kept with its count, so that its address is not used again.
             self._changes[id(grown)] = (grown, count + 1)
         caches = {key for key, (_, count) in self._changes.items() if count >= _MAX_CHANGES}
-        walk = _Walk(caches)
-        walk.through(self._roots)
-        known_ids = {id(generator.value) for generator in self.found}
+        before = {generator.path: generator.value for generator in self.found}
+        ids_before = set(map(id, before.values()))
+        walk = self._walked(caches)
+        new = {generator.path for generator in walk.found if id(generator.value) not in ids_before}
+        replaced = new & before.keys()
+        if replaced & self._replaced:
+            # Again, though the samples were the same: so they do it each time.
+            for path in replaced & self._replaced & walk.places.keys():
+                self.followed[path] = walk.places[path]
+            walk = self._walked(caches)
+        self._replaced |= replaced
         self.found = walk.found
         self._watched = walk.watched
         self.out_of_reach = walk.out_of_reach
-        is_new = any(id(generator.value) not in known_ids for generator in self.found)
-        if is_new:
+        if new:
             self._changes.clear()
-        return is_new
+        return bool(new)
+
+    def _walked(self, caches: set[int]) -> "_Walk":
+        walk = _Walk(caches, self.followed)
+        walk.through(self._roots)
+        return walk
 
     def seed(self, digest: bytes) -> None:
         for _, value, kind, name in self.found:
@@ -263,13 +341,18 @@ def put_back(states: Iterable[tuple[FoundGenerator, object]]) -> None:
 class _Walk:
     """Search for generators in objects; visits each once, and runs none of their code."""
 
-    def __init__(self, caches: set[int]) -> None:
+    def __init__(self, caches: set[int], followed: Collection[str]) -> None:
         self._caches = caches
+        self._followed = followed
+        # By path: where those generators are kept whose place is watched.
+        self.places: dict[str, _GeneratorPlace] = {}
         # Kept, so that their addresses are not used again.
         self._seen: dict[int, object] = {
             id(generator): generator for generator in global_generators()
         }
-        self._waiting: deque[tuple[str, object]] = deque()
+        # Path, object, and whether it is one of many that a container has.
+        self._waiting: deque[tuple[str, object, bool]] = deque()
+        self._is_one_of_many = False
         self.found: list[FoundGenerator] = []
         self.out_of_reach: dict[str, str] = {}
         self.watched = _WatchedGenerator()
@@ -277,18 +360,24 @@ class _Walk:
     def through(self, roots: Mapping[str, object]) -> None:
         for name, value in roots.items():
             self._push(name, value)
-        for _ in range(MAX_OBJECTS):
-            if not self._waiting:
-                break
-            self._visit(*self._waiting.popleft())
+        self._visit_next(MAX_OBJECTS)
+        self._waiting = deque(waiting for waiting in self._waiting if not waiting[2])
+        self._visit_next(_MAX_OTHERS)
         # A bit generator that a found generator draws from is the same one.
         inner = {id(_bits_of(generator.value)) for generator in self.found}
         self.found = [generator for generator in self.found if id(generator.value) not in inner]
 
+    def _visit_next(self, num_objects: int) -> None:
+        for _ in range(num_objects):
+            if not self._waiting:
+                break
+            path, value, self._is_one_of_many = self._waiting.popleft()
+            self._visit(path, value)
+
     def _push(self, path: str, value: object) -> None:
         if _sort_of(_held_kind(value)) != "plain" and id(value) not in self._seen:
             self._seen[id(value)] = value
-            self._waiting.append((path, value))
+            self._waiting.append((path, value, self._is_one_of_many))
 
     def _visit(self, path: str, value: object) -> None:
         kind = kind_of(value)
@@ -299,23 +388,41 @@ class _Walk:
             case "function":
                 self._function(path, cast("FunctionType", value))
             case "method":
-                method = cast("MethodType", value)
-                self._push(path, method.__func__)
-                self._push(f"{path}.__self__", method.__self__)
+                self._method(path, cast("MethodType | BuiltinMethodType", value))
             case "class":
                 self._class(cast("type", value))
             case "sequence":
                 self._sequence(path, cast("Sequence[object]", value))
             case "dictionary":
                 self._dictionary(path, cast("dict[object, object]", value))
+            case "partial" | "cache" | "proxy" | "variable":
+                self._holder(path, value)
+        if type(value) not in _BUILT_IN:
+            self._object(path, value)
+
+    def _holder(self, path: str, value: object) -> None:
+        """Visits what shows what it holds in a way of its own."""
+        match _sort_of(_held_kind(value)):
             case "partial":
                 partial = cast("functools.partial[object]", value)
                 self._push(f"{path}.func", partial.func)
                 self._sequence(f"{path}.args", partial.args)
                 keywords = cast("dict[object, object]", partial.keywords)
                 self._dictionary(f"{path}.keywords", keywords)
-        if type(value) not in _BUILT_IN:
-            self._object(path, value)
+            case "cache":
+                self._cache(path, value)
+            case "proxy":
+                self._dictionary(path, behind_proxy(value))
+            case "variable":
+                self._read(path, in_context, value)
+
+    def _method(self, path: str, method: MethodType | BuiltinMethodType) -> None:
+        if isinstance(method, MethodType):
+            self._push(path, method.__func__)
+            self._push(f"{path}.__self__", method.__self__)
+        elif any_kind_of(method.__self__) is not None:
+            # As random.Random(1).random; others are functions of modules.
+            self._push(f"{path}.__self__", method.__self__)
 
     def _find(self, path: str, value: object, kind: GeneratorKind) -> None:
         if len(self.found) >= MAX_GENERATORS:
@@ -337,19 +444,23 @@ class _Walk:
             self._seen[id(kind)] = kind
             self._class(kind)
         for name, member in slots_of(kind):
-            self._push(f"{path}.{name}", read_slot(member, value))
+            self._read(f"{path}.{name}", functools.partial(read_slot, member), value)
         if is_out_of_reach(value) or _is_foreign_generator(kind):
             self.out_of_reach.setdefault(path, f"a {_name(kind)}")
 
     def _sequence(self, path: str, values: Sequence[object]) -> None:
-        if len(values) > _SHORT and _is_data(islice(values, 4)):
-            return
+        if len(values) > _SHORT:
+            if _is_data(islice(values, 4)):
+                return
+            self._is_one_of_many = True
         for number, value in enumerate(islice(values, _MAX_ITEMS)):
             self._push(f"{path}[{number}]", value)
 
     def _dictionary(self, path: str, values: dict[object, object]) -> None:
-        if len(values) > _SHORT and _is_data(islice(values.values(), 4)):
-            return
+        if len(values) > _SHORT:
+            if _is_data(islice(values.values(), 4)):
+                return
+            self._is_one_of_many = True
         self._watch(values)
         keys = list(islice(values, _MAX_ITEMS))
         if all(type(key) is str for key in keys):
@@ -359,11 +470,28 @@ class _Walk:
             self._entry(f"{path}[{shown}]", values, key)
 
     def _entry(self, path: str, values: Dictionary, key: object) -> None:
-        value = values.get(key)
+        self._read(path, values.get, key)
+
+    def _read(self, path: str, get: Callable[[object], object], key: object) -> None:
+        value = get(key)
         # Watched: a generator may be made where None is now, or be replaced by another one.
-        if value is None or kind_of(value) is not None:
-            self.watched.entry(values.get, key, value)
+        if kind_of(value) is not None:
+            self.places[path] = _GeneratorPlace(get, key)
+            if path not in self._followed:
+                self.watched.entry(get, key, value)
+        elif value is None:
+            self.watched.entry(get, key, value)
         self._push(path, value)
+
+    def _cache(self, path: str, function: object) -> None:
+        cache = cache_of(function)
+        if len(cache) > _MAX_ITEMS:
+            # Of samples.
+            return
+        self._watch(cache)
+        for number, (arguments, result) in enumerate(cached_results(function)):
+            shown = repr(arguments) if _is_data([arguments]) else f"#{number}"
+            self._push(f"{path}[{shown}]", result)
 
     def _watch(self, values: Dictionary) -> None:
         if id(values) not in self._caches:
@@ -377,10 +505,7 @@ class _Walk:
                 self._dictionary(f"{path}.{name}", cast("dict[object, object]", values))
         cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
         for name, cell in cells:
-            value = contents(cell)
-            if value is None:
-                self.watched.entry(contents, cell, None)
-            self._push(f"{path}.{name}", value)
+            self._read(f"{path}.{name}", contents, cell)
         if is_users_name(str(function.__globals__.get("__name__"))):
             for named in globals_read(function.__code__):
                 self._global(function.__globals__, named)

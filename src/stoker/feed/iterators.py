@@ -31,7 +31,7 @@ from stoker.feed.changes import making
 from stoker.feed.data_worker import hide_worker, is_worker
 from stoker.feed.foreign_loaders import reach_of
 from stoker.feed.kept_values import KeptValues
-from stoker.feed.loader_state import seeding_of, values_before
+from stoker.feed.loader_state import say_unused, seeding_of, values_before
 from stoker.feed.rank_streams import has_other_ranks
 from stoker.feed.sampler import SamplerOrder, yielded
 from stoker.feed.seeding import (
@@ -52,6 +52,7 @@ from stoker.feed.wire.dataset import DatasetSpec, StartMethod
 from stoker.feed.wire.protocol import BadSample, OwnState
 from stoker.feed.workers.torch_streams import InlineStream, OfShard, StreamInit, resumed_streams
 from stoker.logs import EventName, Log
+from stoker.pending_error import PendingError
 
 
 class Epoch:
@@ -112,6 +113,8 @@ class Epoch:
                 shards=[ShardProgress() for _ in range(num_shards)],
                 is_inline=is_inline,
             )
+        if position.stream is not None:
+            position.stream.own_seconds = self._books.own_seconds
 
     @property
     def stream(self) -> StreamProgress | None:
@@ -123,9 +126,9 @@ class Epoch:
         position = self.order.position
         return None if position.resumed is None else position.stream
 
-    def values_at_first(self, dataset: object) -> KeptValues:
-        """Returns the dataset's values before its first epoch in this process."""
-        return values_before(dataset, self._books)
+    def values_at_first(self, loader: "DataLoader[object]") -> KeptValues:
+        """Returns the values of a stream's parts before its first epoch in this process."""
+        return values_before(loader, self._books)
 
     def say_resumed(self, stream: StreamProgress) -> None:
         """Says how long it took to make a stream's batches again, once its first one is there."""
@@ -140,6 +143,8 @@ class Epoch:
         )
         if num_again < stream.num_resumed:
             words += "; the dataset's own state was loaded for those before them"
+        if stream.num_earlier:
+            words += f"; so were {stream.num_earlier} batches of the epochs before it"
         origin = stream.shards[0].origin
         if origin is not None:
             words += (
@@ -167,14 +172,10 @@ class Epoch:
         log = Log(run=settings.run_id, host=settings.host)
         log.event(EventName.STREAM_RESUMED, rank=settings.rank, text=words)
 
-    def say_own_refused(self, stream: StreamProgress) -> None:
-        """Says once why the states of a dataset are not used."""
-        if not stream.own_trouble or self._books.said_own_refused:
-            return
-        self._books.said_own_refused = True
-        settings = self._process.settings
-        log = Log(run=settings.run_id, host=settings.host)
-        log.event(EventName.STREAM_STATE_REFUSED, rank=settings.rank, text=stream.own_trouble)
+    def note_own(self, stream: StreamProgress) -> None:
+        """Notes what a state of a dataset took, and says once why they are not used."""
+        self._books.own_seconds = stream.own_seconds or self._books.own_seconds
+        say_unused(self._books, self._process, why=stream.own_trouble)
 
     def _begin(self) -> None:
         self._began = self.now()
@@ -243,7 +244,11 @@ class Epoch:
         self.steps.end_in_finalizer()
 
     def measured(self, sizes: bytes) -> None:
-        """Notes what the samples of the next batch cost, before the script gets it."""
+        """Notes what the samples of the next batch cost, before the script gets it.
+
+        Args:
+            sizes: As `balance.sizes_of` packs them; empty: they were not measured.
+        """
         costs = self._books.costs
         if costs is not None and self._indices:
             skipped = {one.place for one in self._bad_now if not one.replaced_by}
@@ -294,6 +299,8 @@ class Epoch:
         self._num_taken += 1
         if self._indices:
             self._indices.popleft()
+        if self._books.costs is not None:
+            self._books.costs.num_taken += 1
         return self._sizes.popleft() if self._sizes else 0
 
 
@@ -426,11 +433,11 @@ class CountedIterator:
             yielded(position, self._num_taken())
             raise
         yielded(position, self._num_taken())
-        if resumed is not None and resumed.num_resumed:
+        if resumed is not None and (resumed.num_resumed or resumed.num_earlier):
             self._epoch.say_resumed(resumed)
         stream = self._epoch.stream
         if stream is not None:
-            self._epoch.say_own_refused(stream)
+            self._epoch.note_own(stream)
         return batch
 
 
@@ -476,14 +483,10 @@ def forget_itself(err: Exception) -> None:
         traceback = traceback.tb_next
 
 
-def raising(error: BaseException | None) -> Iterator[Numbered]:
+def raising(failure: PendingError) -> Iterator[Numbered]:
     """Yields nothing; raises how a sampler failed, once all indices before it are taken."""
-    if error is not None and not isinstance(error, StopIteration):
-        try:
-            raise error
-        finally:
-            # It knows this call: the script's variables would live until they are collected.
-            del error
+    if failure.is_there and not failure.is_end:
+        raise failure.take()
     yield from ()
 
 
@@ -631,15 +634,16 @@ class SingleProcessIterator(CountedIterator, _SingleProcessDataLoaderIter):  # t
     ) -> None:
         order = self._epoch.order
         is_resumed = order.position.resumed is not None
+        streamed = cast("DataLoader[object]", loader)
         inline = InlineStream(
-            cast("DataLoader[object]", loader),
-            progress,
-            values_at_first=self._epoch.values_at_first(loader.dataset),
+            streamed, progress, values_at_first=self._epoch.values_at_first(streamed)
         )
         shard = progress.shards[0]
         before = shard.own_before(shard.num_made)
         if not is_resumed:
             inline.note_own()
+            if self._epoch.number:
+                inline.note_unkept()
         # Seeds are drawn again, too, as when the epoch began; an earlier version did not keep that.
         order.keeps_draws = is_resumed and not progress.own_made
         with inline.begin(is_resumed=order.keeps_draws), _making_here():

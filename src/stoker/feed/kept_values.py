@@ -3,224 +3,602 @@
 A dataset may shuffle by a count of its own, `self.epoch += 1` in `__iter__`, or shuffle a list of
 files in place, so that each epoch begins with the order in which the last one ended. In a new
 process it would begin again, and give another stream. So a state has what has changed since the
-first epoch, and a new process begins with it.
+first epoch, and a new process begins with it. What of it cannot be kept is said.
+
+What the script sets itself (`dataset.set_epoch(3)`) persistent workers do not see: they keep what
+they were started with. So a state has that, too, and workers that resume are started with it.
+
+What lies in an object is kept by the object's place at first: `dataset.files[3].epoch`, wherever
+that object is later. Of objects in a list, or in an attribute, a state has which one is there.
 
 Random generators are kept in the same way; see `seeding.states_here`.
 """
 
+import contextlib
+import itertools
+import re
+import tempfile
 from collections import deque
-from collections.abc import Iterator, Mapping
-from pathlib import PurePath
-from typing import NamedTuple, cast
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from types import CellType, FunctionType, MemberDescriptorType
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from stoker.feed.reachable import attributes_of, reachable
+from stoker.feed.plain_values import (
+    MAX_BYTES,
+    MAX_ITEMS,
+    are_equal,
+    copied,
+    fill,
+    is_generator,
+    is_half_read,
+    is_iterator,
+    is_live_iterator,
+    is_long,
+    is_packable,
+    is_plain,
+    num_bytes,
+    packed,
+)
+from stoker.feed.reachable import (
+    ReachableObject,
+    attributes_of,
+    contents,
+    is_users_name,
+    reachable,
+    read_slot,
+    slots_of,
+)
 from stoker.feed.stream_epochs import is_stream
+from stoker.feed.value_objects import ValueObject, value_object_of
 
 # Objects that one walk visits, once an epoch; what is near to the dataset is found first.
 _MAX_OBJECTS = 1000
-# More values that change are data; so are longer lists and arrays, and what takes more bytes.
+# More values that change are data.
 _MAX_CHANGED = 100
-_MAX_ITEMS = 100_000
-_MAX_BYTES = 512 << 10
+# Items of a list that are looked at.
+_MAX_ITERATORS = 64
+# Changes that are no values: see _whole.
 _ORDER = "order"
+_LENGTH = "of"
+_ARGUMENTS = "arguments"
+_PLACE = "place"
+# Numbers that mean something in one process alone.
+_HANDLE = re.compile(r"(^|_)(fd|fileno|handle|pid|port|sock|socket)s?(_|$)", re.IGNORECASE)
 
-_PLAIN = (int, float, str, bytes, bool, type(None))
+_UNKEPT = (
+    "the dataset keeps something from epoch to epoch that no state has: {}; a run that resumes "
+    "begins with it as the dataset is built: make it anew in each __iter__, or give the loader "
+    "workers that do not persist"
+)
+_PATH = re.compile(r"[/\\]|\.\w+$")
 
-# Of any numbers.
-_Array = npt.NDArray[np.uint8]
 _Places = npt.NDArray[np.int32]
 
 # By path: `dataset.source.epoch`.
 KeptValues = Mapping[str, object]
 
 
-class _Attribute(NamedTuple):
-    path: str
-    attributes: dict[object, object]
-    name: str
+class _Mark(Enum):
+    """What is there instead of a value that could be kept."""
+
+    OTHER = "it is not plain"
+    MISSING = "it is not there"
+    UNCHANGED = "it has not changed, or cannot be kept"
+
+
+@dataclass(frozen=True, slots=True)
+class _Objects:
+    """A list of objects, with the items that it has now."""
+
+    container: object
+    items: list[object]
+
+    def order_since(self, before: object) -> dict[str, object] | None:
+        """Returns where each item was before; None: nothing has changed, or some were not there."""
+        if not isinstance(before, _Objects):
+            return None
+        addresses = [*map(id, self.items)]
+        addresses_before = [*map(id, before.items)]
+        if addresses == addresses_before:
+            return None
+        order = _order_of(addresses_before, addresses)
+        return None if order is None else {_ORDER: order, _LENGTH: len(addresses_before)}
+
+
+@dataclass(frozen=True, slots=True)
+class _Object:
+    """An object of a class of the user's, in an attribute."""
+
     value: object
 
 
-def values_of(dataset: object) -> KeptValues:
-    """Returns copies of the values in attributes and dictionaries that a dataset refers to.
+@dataclass(frozen=True, slots=True)
+class _Holder:
+    """An object, a dictionary, a class or a function with variables, whose values may be kept.
 
-    Not of torch's classes.
+    Attributes:
+        values: By name, as they are now.
+        slots: How those are set that are in slots.
+        is_librarys: Its class is no code of the user's.
+        is_whole: A dictionary that is kept as a value of another holder.
     """
-    return {one.path: _copy(one.value) for one in _attributes_in(dataset)}
+
+    path: str
+    value: object
+    values: dict[str, object]
+    slots: Mapping[str, MemberDescriptorType]
+    is_librarys: bool
+    is_whole: bool
+
+    def path_of(self, name: str) -> str:
+        return f"{self.path}.{name}"
+
+    def put(self, name: str, value: object) -> None:
+        cell = _cells(self.value).get(name)
+        if name in self.slots:
+            self.slots[name].__set__(self.value, value)
+        elif cell is not None:
+            cell.cell_contents = value
+        elif isinstance(self.value, type):
+            setattr(self.value, name, value)
+        else:
+            cast("dict[object, object]", _members(self.value))[name] = value
+
+    def changes(self, since: KeptValues) -> Iterator[tuple[str, object]]:
+        """Yields what is to be kept of the values that have changed, by their names."""
+        if self.is_whole or self.path_of("") not in since:
+            # New objects are not there in another process.
+            return
+        has_opened = self._has_opened(since)
+        for name, value in self.values.items():
+            before = since.get(self.path_of(name), _Mark.MISSING)
+            if self.is_librarys and not _counts(before, value):
+                continue
+            if has_opened and not _counts_when_open(before, value):
+                continue
+            if isinstance(value, _Object):
+                change = _place_of(value, before, since)
+            else:
+                change = _change(name, before, value)
+            if change is not _Mark.UNCHANGED:
+                yield name, change
+
+    def _has_opened(self, since: KeptValues) -> bool:
+        """Returns whether it has something that is not plain, and was not there at first.
+
+        It may have opened a file: then `is_open` is wrong in another process.
+        """
+        return any(
+            _is_other(value) and not _is_other(since.get(self.path_of(name)))
+            for name, value in self.values.items()
+        )
 
 
-def changed_values(dataset: object, *, since: KeptValues) -> KeptValues:
+def values_of(roots: Mapping[str, object]) -> KeptValues:
+    """Returns copies of the values in attributes and dictionaries that a stream's parts refer to.
+
+    Args:
+        roots: Its dataset and collate function, by name. Not followed into torch's classes.
+    """
+    values: dict[str, object] = {}
+    for holder in _holders_in(roots):
+        values[holder.path_of("")] = _Object(holder.value)
+        for name, value in holder.values.items():
+            values[holder.path_of(name)] = copied(value)
+    return values
+
+
+def changed_values(roots: Mapping[str, object], *, since: KeptValues) -> KeptValues:
     """Returns what has changed of a dataset's values, for `set_values`.
 
     Args:
-        dataset: An iterable dataset.
-        since: What they were. A number of -1 stood for none, and is not kept.
+        roots: As of `values_of`.
+        since: What they were.
     """
     changed: dict[str, object] = {}
-    num_bytes = 0
-    for one in _attributes_in(dataset):
-        change = _change(since.get(one.path), one.value)
-        if change is None:
-            continue
-        num_bytes += _num_bytes(change)
-        if num_bytes <= _MAX_BYTES:
-            changed[one.path] = change
-    if len(changed) > _MAX_CHANGED:
-        return {}
-    return changed
+    left_bytes = MAX_BYTES
+    for holder in _holders_in(roots, since=since):
+        for name, change in holder.changes(since):
+            if _is_long(change):
+                continue
+            left_bytes -= num_bytes(change)
+            if left_bytes >= 0:
+                changed[holder.path_of(name)] = change
+    return {} if len(changed) > _MAX_CHANGED else changed
 
 
-def set_values(dataset: object, values: KeptValues, *, since: KeptValues) -> None:
+def live_iterator_in(roots: Mapping[str, object]) -> str:
+    """Returns the path of an iterator that a dataset keeps and that has not ended; empty: none."""
+    for holder in _holders_in(roots):
+        for name, value in _named_values(holder.value, holder.slots):
+            if any(map(is_live_iterator, _with_items(value))):
+                return holder.path_of(name)
+    return ""
+
+
+def _with_items(value: object) -> list[object]:
+    if not isinstance(value, list | tuple | deque):
+        return [value]
+    return [value, *itertools.islice(value, _MAX_ITERATORS)]
+
+
+def unkept(roots: Mapping[str, object], *, since: KeptValues, has_iterators: bool = False) -> str:
+    """Returns what a dataset keeps from epoch to epoch that no state has; empty: nothing.
+
+    Args:
+        roots: As of `values_of`, between two epochs.
+        since: Its values at first.
+        has_iterators: The epochs before cannot be made again, for an iterator that it keeps.
+    """
+    path = live_iterator_in(roots) if has_iterators else ""
+    if path:
+        return _UNKEPT.format(f"{path} is an iterator that has not ended")
+    num_changed = 0
+    for holder in _holders_in(roots, since=since):
+        for name, value in _named_values(holder.value, holder.slots):
+            if not holder.is_librarys and is_half_read(value):
+                return _UNKEPT.format(f"{holder.path_of(name)} is a file that is read on")
+        for name, change in holder.changes(since):
+            # A dictionary that grows is a cache.
+            if _is_long(change) and type(holder.values[name]) is not dict:
+                what = f"{holder.path_of(name)} has changed, and has {num_bytes(change):,} bytes"
+                return _UNKEPT.format(what)
+            num_changed += 1
+    if num_changed > _MAX_CHANGED:
+        return _UNKEPT.format(f"{num_changed} values of it have changed, more than {_MAX_CHANGED}")
+    return ""
+
+
+def set_values(roots: Mapping[str, object], values: KeptValues, *, since: KeptValues) -> None:
     """Sets values as they were in another process, where they had changed.
 
     Args:
-        dataset: Built as that process built it.
+        roots: As of `values_of`, built as that process built them.
         values: Changes.
         since: What the values were here at first.
     """
     if not values:
         return
-    for one in list(_attributes_in(dataset)):
-        if one.path in values:
-            _set(one, values[one.path], since.get(one.path))
+    for holder in list(_holders_in(roots, since=since)):
+        for name, change in _of_holder(holder, values):
+            value = _whole(change, since.get(holder.path_of(name)), since)
+            current = holder.values.get(name)
+            if current is _Mark.OTHER or value is _Mark.UNCHANGED:
+                continue
+            if not fill(_itself(current), value):
+                holder.put(name, copied(value))
 
 
-def _attributes_in(dataset: object) -> Iterator[_Attribute]:
-    within_reach = reachable(
-        {"dataset": dataset}, max_objects=_MAX_OBJECTS, is_leaf=lambda one: isinstance(one, type)
+def script_changes(roots: Mapping[str, object], *, since: KeptValues) -> KeptValues:
+    """Returns what a script has set in a dataset, for `as_changed`.
+
+    Args:
+        roots: As of `values_of`, in the trainer's process.
+        since: Its values at an earlier time.
+    """
+    changes = changed_values(roots, since=since)
+    # Texts may be paths, of another machine.
+    return {path: change for path, change in changes.items() if not isinstance(change, str | bytes)}
+
+
+@contextlib.contextmanager
+def as_changed(
+    roots: Mapping[str, object], changes: KeptValues, *, since: KeptValues
+) -> Iterator[None]:
+    """Has a dataset's values be those of another time; at the end they are as the script set them.
+
+    Args:
+        roots: As of `values_of`, built as they were then.
+        changes: What the script had set by then.
+        since: The values before the script set any.
+    """
+    with contextlib.ExitStack() as undo:
+        for holder in list(_holders_in(roots, since=since)):
+            # What the script has set since then, and what it had set then.
+            names = dict.fromkeys([name for name, _ in holder.changes(since)])
+            names |= dict.fromkeys([name for name, _ in _of_holder(holder, changes)])
+            for name in names:
+                path = holder.path_of(name)
+                before = since.get(path, _Mark.MISSING)
+                wanted = _whole(changes[path], before, since) if path in changes else before
+                _put_meanwhile(holder, name, wanted, undo)
+        yield
+
+
+def _put_meanwhile(holder: _Holder, name: str, wanted: object, undo: contextlib.ExitStack) -> None:
+    current = _itself(holder.values.get(name, _Mark.MISSING))
+    if isinstance(wanted, _Mark | str | bytes) or isinstance(current, _Mark):
+        return
+    items = wanted.items if isinstance(wanted, _Objects) else _itself(wanted)
+    before = copied(current)
+    if isinstance(current, list | deque):
+        before = [*current]
+    if fill(current, items):
+        undo.callback(fill, current, before)
+    else:
+        undo.callback(holder.put, name, current)
+        holder.put(name, copied(items))
+
+
+def _itself(value: object) -> object:
+    """Returns what is there, of a value that is kept in another way."""
+    if isinstance(value, _Objects):
+        return value.container
+    return value.value if isinstance(value, ValueObject | _Object) else value
+
+
+def _holders_in(
+    roots: Mapping[str, object], *, since: KeptValues | None = None
+) -> Iterator[_Holder]:
+    """Yields the holders of a dataset's values, nearest first.
+
+    Args:
+        roots: As of `values_of`.
+        since: What it returned at first: what was there then has its path of then.
+    """
+    # By address.
+    whole: set[int] = set()
+    of_libraries: set[int] = set()
+    within_reach = list(
+        reachable(roots, max_objects=_MAX_OBJECTS, is_leaf=lambda one: isinstance(one, type))
     )
-    for holder in within_reach:
-        # Torch's own code sets those of its classes, as where a data pipe's iterator begins.
-        if type(holder.value).__module__.partition(".")[0] == "torch":
+    places = _FirstPlaces(since or {}, within_reach)
+    for one in [*within_reach, *places.far_away]:
+        kind = type(one.value)
+        # Torch's own code sets those of its classes, as where a data pipe begins. Streams
+        # of Hugging Face are told theirs: see stream_epochs.
+        if _module_of(one.value).partition(".")[0] == "torch" or is_stream(one.value):
+            of_libraries.update(map(id, _members(one.value).values()))
             continue
-        # Those are told: see stream_epochs.
-        if is_stream(holder.value):
+        if isinstance(one.value, Enum):
+            # All of the process have the same one.
             continue
-        attributes = attributes_of(holder.value) or {}
-        if type(holder.value) is dict:
-            attributes = holder.value
-        for name, value in attributes.items():
-            if type(name) is str and _may_be_kept(value):
-                yield _Attribute(f"{holder.path}.{name}", attributes, name, value)
+        is_librarys = id(one.value) in of_libraries
+        if kind is not dict:
+            is_librarys = not is_users_name(_module_of(one.value))
+        slots = {} if isinstance(one.value, type) else _users_slots(one.value)
+        values = _kept_forms(_named_values(one.value, slots), is_librarys=is_librarys)
+        of_others = of_libraries if is_librarys else whole
+        of_others.update(id(value) for value in values.values() if type(value) is dict)
+        path = f"class {one.value.__qualname__}" if isinstance(one.value, type) else one.path
+        path = places.path_of(one.value, path)
+        yield _Holder(path, one.value, values, slots, is_librarys, id(one.value) in whole)
 
 
-def _may_be_kept(value: object) -> bool:
-    # Neither a truth value nor an enumeration's.
-    if type(value) is int or type(value) is float:
-        return True
+class _FirstPlaces:
+    """Paths of objects as a stream was built: one that was there keeps its path wherever it is.
+
+    Attributes:
+        far_away: Objects that were found then, and are now too far back in a list to be found.
+    """
+
+    def __init__(self, since: KeptValues, within_reach: list[ReachableObject]) -> None:
+        # By path, as of a holder's empty name.
+        self._at_first = {
+            path: value.value
+            for path, value in since.items()
+            if isinstance(value, _Object) and path.endswith(".")
+        }
+        self._paths = {id(value): path[:-1] for path, value in self._at_first.items()}
+        visited = {id(one.value) for one in within_reach}
+        self._present = set(visited)
+        for one in within_reach:
+            if isinstance(one.value, list | deque):
+                self._present.update(map(id, one.value))
+        hidden = self._present - visited
+        self.far_away = [
+            ReachableObject(path[:-1], value, ())
+            for path, value in self._at_first.items()
+            if id(value) in hidden
+        ]
+
+    def path_of(self, value: object, path: str) -> str:
+        """Returns the path of an object that is there now.
+
+        Args:
+            value: The object.
+            path: Where it is now.
+        """
+        first_path = self._paths.get(id(value))
+        if first_path is not None:
+            return first_path
+        # It has replaced another one, which may be elsewhere: then a new process has only that.
+        replaced = self._at_first.get(f"{path}.")
+        is_elsewhere = replaced is not None and id(replaced) in self._present
+        return f"{path} (new)" if is_elsewhere else path
+
+
+def _kept_forms(
+    named_values: Iterator[tuple[str, object]], *, is_librarys: bool
+) -> dict[str, object]:
+    values: dict[str, object] = {}
+    for name, value in named_values:
+        if is_generator(value) and not is_librarys:
+            # Its own state is kept elsewhere.
+            values[name] = value_object_of(value) or _Mark.OTHER
+            continue
+        if is_generator(value) or is_iterator(value):
+            continue
+        # The others do not count in a library's objects; its vocabularies are long.
+        may_be_kept = not is_librarys or _counts(value, value) or type(value) is dict
+        values[name] = _kept_form(value) if may_be_kept else _Mark.OTHER
+    return values
+
+
+def _kept_form(value: object) -> object:
+    """Returns what is compared of an attribute's value."""
+    if is_plain(value):
+        return value
+    value_object = value_object_of(value)
+    if value_object is not None:
+        return value_object
     if type(value) is list or type(value) is deque:
-        return len(value) <= _MAX_ITEMS and all(map(_is_plain_item, value))
-    if type(value) is torch.Tensor:
-        return _is_plain_tensor(value)
-    return type(value) is np.ndarray and _is_plain_array(value)
+        items = cast("list[object]", value)
+        return _Objects(items, [*items]) if len(items) <= MAX_ITEMS else _Mark.OTHER
+    return _Object(value) if is_users_name(type(value).__module__) else _Mark.OTHER
 
 
-def _is_plain_item(item: object) -> bool:
-    if isinstance(item, tuple):
-        return all(isinstance(part, _PLAIN) for part in item)
-    return isinstance(item, (*_PLAIN, PurePath))
+def _is_other(value: object) -> bool:
+    return value is _Mark.OTHER or isinstance(value, _Object)
 
 
-def _is_plain_array(array: _Array) -> bool:
-    if array.nbytes > _MAX_BYTES or array.dtype.hasobject:
+def _users_slots(holder: object) -> dict[str, MemberDescriptorType]:
+    slots = slots_of(cast("type", type(holder)))
+    # What types of other languages show so may be read-only.
+    return {name: slot for name, slot in slots if is_users_name(slot.__objclass__.__module__)}
+
+
+def _module_of(holder: object) -> str:
+    is_code = isinstance(holder, type | FunctionType)
+    return str(holder.__module__ if is_code else type(holder).__module__)
+
+
+def _named_values(
+    holder: object, slots: Mapping[str, MemberDescriptorType]
+) -> Iterator[tuple[str, object]]:
+    for key, value in _members(holder).items():
+        if type(key) is str and not key.startswith("__"):
+            yield key, value
+    for name, cell in _cells(holder).items():
+        yield name, contents(cell)
+    for name, member in slots.items():
+        yield name, read_slot(member, holder)
+
+
+def _members(holder: object) -> Mapping[object, object]:
+    if isinstance(holder, type):
+        return cast("Mapping[object, object]", vars(holder))
+    attributes = attributes_of(holder)
+    if isinstance(holder, dict) and not attributes:
+        # Also one of the user's, as a configuration whose entries are read as attributes.
+        return holder
+    return {} if attributes is None else attributes
+
+
+def _cells(holder: object) -> dict[str, CellType]:
+    """Returns the variables of the functions around a function, which it may change."""
+    if type(holder) is not FunctionType or not holder.__closure__:
+        return {}
+    return dict(zip(holder.__code__.co_freevars, holder.__closure__, strict=True))
+
+
+def _of_holder(holder: _Holder, values: KeptValues) -> Iterator[tuple[str, object]]:
+    """Yields the changes of one holder by name, also of attributes that it does not have yet."""
+    start = holder.path_of("")
+    for path, change in values.items():
+        name = path.removeprefix(start)
+        if path.startswith(start) and (name in holder.values or name.isidentifier()):
+            yield name, change
+
+
+def _counts(before: object, now: object) -> bool:
+    """Returns whether a value counts whatever else its object has: numbers, lists and arrays."""
+    if type(before) is not type(now) or type(now) is bool:
         return False
-    owner: object = array
-    while isinstance(owner, np.ndarray) and owner.base is not None:
-        owner = owner.base
-    if isinstance(owner, memoryview):
-        # Of an array that was unpickled.
-        owner = owner.obj
-    # Others may see what lies in other memory: a file's, or another process's.
-    return type(owner) is np.ndarray or isinstance(owner, bytes | bytearray)
+    return isinstance(now, int | float | list | deque | np.ndarray | torch.Tensor)
 
 
-def _is_plain_tensor(tensor: torch.Tensor) -> bool:
-    if tensor.device.type != "cpu" or tensor.layout != torch.strided or tensor.requires_grad:
+def _is_unset(before: object) -> bool:
+    return not isinstance(before, int) or before < 0
+
+
+def _counts_when_open(before: object, now: object) -> bool:
+    """Returns whether a value counts where its object has opened something: a place in it, say."""
+    if type(before) is not type(now) or type(now) is bool:
         return False
-    return tensor.nbytes <= _MAX_BYTES and not tensor.is_shared()  # type: ignore[no-untyped-call]
+    # A path may be of what is open.
+    return not (isinstance(now, str) and _PATH.search(now))
 
 
-def _copy(value: object) -> object:
-    if isinstance(value, list | deque | np.ndarray):
-        return value.copy()
-    return value.clone() if isinstance(value, torch.Tensor) else value
+def _place_of(thing: _Object, before: object, since: KeptValues) -> object:
+    """Returns where an object was at first that an attribute has now."""
+    if isinstance(before, _Object) and before.value is thing.value:
+        return _Mark.UNCHANGED
+    for path, value in since.items():
+        if path[-1] == "." and isinstance(value, _Object) and value.value is thing.value:
+            return {_PLACE: path}
+    return _Mark.UNCHANGED
 
 
-def _change(before: object, now: object) -> object:
-    """Returns what is to be kept of a value; None: nothing."""
-    if type(before) is not type(now):
-        return None
-    if isinstance(now, np.ndarray):
-        return None if _are_equal(cast("_Array", before), now) else now.copy()
-    if isinstance(now, torch.Tensor):
-        former = cast("torch.Tensor", before)
-        is_same = former.dtype == now.dtype and torch.equal(former, now)
-        return None if is_same else now.clone()
-    if before == now:
-        return None
-    if isinstance(now, list | deque):
-        return _changed_list([*cast("list[object]", before)], [*now])
-    is_number = isinstance(before, float) or cast("int", before) >= 0
-    return now if is_number else None
+def _change(name: str, before: object, now: object) -> object:
+    """Returns what is to be kept of a value."""
+    if isinstance(now, _Objects):
+        return now.order_since(before) or _Mark.UNCHANGED
+    if isinstance(now, ValueObject):
+        return _arguments_of(now, before)
+    if now is _Mark.OTHER or _is_other(before) or are_equal(before, now):
+        return _Mark.UNCHANGED
+    if isinstance(now, int) and _is_unset(before) and _HANDLE.search(name):
+        return _Mark.UNCHANGED
+    if isinstance(now, str) and now.startswith(tempfile.gettempdir()):
+        return _Mark.UNCHANGED
+    if isinstance(before, list | deque) and isinstance(now, list | deque):
+        order = _order_of([*before], [*now]) if len(before) == len(now) else None
+        if order is not None:
+            # Of long texts it is shorter than these.
+            return {_ORDER: order}
+    change = packed(now)
+    return change if is_packable(change) else _Mark.UNCHANGED
 
 
-def _are_equal(one: _Array, other: _Array) -> bool:
-    if (one.dtype, one.shape) != (other.dtype, other.shape):
-        return False
-    # Also of numbers that are not equal to themselves.
-    return one.tobytes() == other.tobytes()
+def _arguments_of(now: ValueObject, before: object) -> object:
+    if not isinstance(before, ValueObject) or type(before.value) is not type(now.value):
+        return _Mark.UNCHANGED
+    if are_equal(before.arguments, now.arguments):
+        return _Mark.UNCHANGED
+    return {_ARGUMENTS: now.arguments}
 
 
-def _changed_list(before: list[object], now: list[object]) -> object:
-    order = _order_of(before, now)
-    if order is not None:
-        # Of long texts it is shorter than these.
-        return {_ORDER: order}
-    # Paths are of this process's files.
-    return None if any(isinstance(item, PurePath) for item in now) else list(now)
-
-
-def _order_of(before: list[object], now: list[object]) -> _Places | None:
-    """Returns where each item was before; None: they are other items."""
-    if len(before) != len(now):
+def _order_of(before: Sequence[object], now: Sequence[object]) -> _Places | None:
+    """Returns where each item was before; None: some were not there."""
+    if len(before) < len(now):
         return None
     places: dict[object, deque[int]] = {}
-    for place, item in enumerate(before):
-        places.setdefault((type(item), item), deque()).append(place)
     order: list[int] = []
-    for item in now:
-        left = places.get((type(item), item))
-        if not left:
-            return None
-        order.append(left.popleft())
-    return np.array(order, dtype=np.int32)
+    # Lists within a list have no hash.
+    with contextlib.suppress(TypeError):
+        for place, item in enumerate(before):
+            places.setdefault((type(item), item), deque()).append(place)
+        for item in now:
+            left = places.get((type(item), item))
+            if not left:
+                return None
+            order.append(left.popleft())
+        return np.array(order, dtype=np.int32)
+    return None
 
 
-def _in_order(before: object, order: _Places) -> list[object]:
-    items = [*cast("list[object]", before)]
+def _is_long(change: object) -> bool:
+    order = change.get(_ORDER) if isinstance(change, dict) else None
+    return is_long(order if isinstance(order, np.ndarray) else change)
+
+
+def _whole(change: object, before: object, since: KeptValues) -> object:
+    """Returns a value from its change.
+
+    Args:
+        change: What a state has.
+        before: What the value was at first.
+        since: All that was there at first.
+    """
+    if not isinstance(change, dict):
+        return change
+    if isinstance(before, ValueObject) and _ARGUMENTS in change:
+        return before.made_of(tuple(change[_ARGUMENTS]))
+    object_there = since.get(str(change.get(_PLACE)))
+    if isinstance(object_there, _Object):
+        return object_there.value
+    items = before.items if isinstance(before, _Objects) else before
+    if not isinstance(items, list | deque) or not isinstance(change.get(_ORDER), np.ndarray):
+        return change
+    order: _Places = change[_ORDER]
     # Of another length it is another dataset's: what that makes is compared.
-    return [items[place] for place in order.tolist()] if len(items) == len(order) else items
-
-
-def _num_bytes(change: object) -> int:
-    if isinstance(change, dict):
-        change = change[_ORDER]
-    if isinstance(change, np.ndarray | torch.Tensor):
-        return change.nbytes
-    return len(repr(change))
-
-
-def _set(one: _Attribute, change: object, before: object) -> None:
-    if isinstance(change, dict | list):
-        if isinstance(one.value, list | deque):
-            items = change if isinstance(change, list) else _in_order(before, change[_ORDER])
-            one.value.clear()
-            one.value.extend(items)
-    elif isinstance(change, np.ndarray | torch.Tensor):
-        one.attributes[one.name] = _copy(change)
-    else:
-        one.attributes[one.name] = change
+    if len(items) != change.get(_LENGTH, len(order)):
+        return [*items]
+    return [items[place] for place in order.tolist()]

@@ -27,8 +27,8 @@ from stoker.logs import EventName, Log
 
 _FEED = "stoker.feed.remote_iterators"
 _SEEDED = (
-    "each batch has its own seed: the random numbers of a dataset differ from a run without "
-    "stoker, but not between 0 and 50 data hosts (PyTorch's own, without data hosts: "
+    "each batch has its own seed: random numbers of a dataset are the same with any number of data "
+    "hosts, but not those of a run without stoker (PyTorch's own, without data hosts: "
     "--set feed.seeding=torch)"
 )
 
@@ -60,6 +60,7 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
             with unchecked_workers(self):
                 super().__init__(*args, **kwargs)
             note_making(self, gives_pin_memory=gives_pin_memory(args, kwargs))
+            loader_state.note_values(self)
             # So that a process with a loader and no steps leaves a timeline that says so.
             with contextlib.suppress(UsageError):
                 this_process()
@@ -160,7 +161,8 @@ def iterator_of(loader: AnyLoader) -> _BaseDataLoaderIter:
         return part_iterator(loader)
     process = this_process()
     began = process.timeline.clock()
-    iterator = placed_iterator(loader, process)
+    with loader_state.set_as_at_start(loader, process):
+        iterator = placed_iterator(loader, process)
     # Workers start in it: the first batch waits for them.
     iterator.opened(process.timeline.clock() - began)
     return iterator

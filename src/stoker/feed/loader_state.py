@@ -11,13 +11,14 @@ The feed draws from a sampler further ahead than torch's loader does. So that th
 same order, generators of the script are restored when an epoch ends early (`Rewind`).
 """
 
+import contextlib
 import copy
 import hashlib
 import random
 import re
 from array import array
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol, cast, runtime_checkable
 
@@ -37,7 +38,15 @@ from stoker.feed.bookkeeping import (
     length_of,
 )
 from stoker.feed.generators import any_kind_of
-from stoker.feed.kept_values import KeptValues, changed_values, set_values, values_of
+from stoker.feed.kept_values import (
+    KeptValues,
+    as_changed,
+    changed_values,
+    script_changes,
+    set_values,
+    unkept,
+    values_of,
+)
 from stoker.feed.rank_streams import (
     OTHER_RANKS_FIX,
     DatasetOfRank,
@@ -61,6 +70,7 @@ from stoker.feed.stream_progress import (
     progress_from,
     tensor_of,
 )
+from stoker.feed.wire.codec import pack_value, unpack_value
 from stoker.logs import EventName, Log
 
 # Samplers within samplers, as batch samplers and their wrappers hold them.
@@ -69,6 +79,8 @@ _MAX_DEPTH = 8
 # Generators with a state.
 _KINDS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
 VERSION = 1
+# The attribute of a loader that holds its dataset's values when it was made.
+_VALUES = "_stoker_values"
 # How runs of earlier versions seeded, and what follows from it, after "that seeded".
 _SEEDED_BEFORE = {
     "batch": "batch by batch: its random numbers continue, and each batch is made by one worker "
@@ -256,6 +268,8 @@ def state_of(
     if loaded is not None:
         return _not_begun(loaded, now)
     state = _state(loader, process, parts, books, now)
+    if books.set_at_start is not None:
+        state["set_at_start"] = _packed(books.set_at_start)
     if books.costs is not None:
         state["costs"] = books.costs.state()
     if books.bad is not None:
@@ -269,16 +283,76 @@ def state_of(
     elif position is not None and position.next_stream is not None:
         state["begun"] = _next_begun(position.next_stream)
     elif position is not None and position.stream is not None and position.is_inline:
-        values = changed_values(loader.dataset, since=values_before(loader.dataset, books))
-        state["inline_random"] = tensor_of(states_here(_roots_of(loader), values=values))
+        roots = _roots_of(loader)
+        since = values_before(loader, books)
+        values = changed_values(roots, since=since)
+        state["inline_random"] = tensor_of(states_here(roots, values=values))
+        say_unused(books, process, why=unkept(roots, since=since, has_iterators=True))
     return state
 
 
-def values_before(dataset: object, books: LoaderBooks) -> KeptValues:
-    """Returns the values that a stream's dataset had when they were first asked for."""
+def say_unused(books: LoaderBooks, process: TrainerProcess, *, why: str) -> None:
+    """Says once why states of a stream's dataset are not used, or do not have all.
+
+    Args:
+        books: Of its loader.
+        process: This process.
+        why: Empty: nothing is said.
+    """
+    if not why or books.said_own_refused:
+        return
+    books.said_own_refused = True
+    settings = process.settings
+    log = Log(run=settings.run_id, host=settings.host)
+    log.event(EventName.STREAM_STATE_REFUSED, rank=settings.rank, text=why)
+
+
+def values_before(loader: "DataLoader[object]", books: LoaderBooks) -> KeptValues:
+    """Returns the values that a stream's parts had when they were first asked for."""
     if books.values is None:
-        books.values = values_of(dataset)
+        books.values = values_of(_roots_of(loader))
     return books.values
+
+
+def note_values(loader: "DataLoader[object]") -> None:
+    """Notes what a dataset has in itself when its loader is made, before the script sets it."""
+    if _keeps_workers(loader):
+        setattr(loader, _VALUES, values_of(_roots_of(loader)))
+
+
+@contextlib.contextmanager
+def set_as_at_start(loader: "DataLoader[object]", process: TrainerProcess) -> Iterator[None]:
+    """Has persistent workers started with what the script had set in the dataset at their start.
+
+    They do not see what it sets later, as by `set_epoch`. So workers that resume are started with
+    what those of the state were started with.
+    """
+    values: KeptValues | None = getattr(loader, _VALUES, None)
+    if values is None or not _keeps_workers(loader):
+        yield
+        return
+    books = process.books(loader)
+    if not books.is_start_loaded:
+        books.set_at_start = script_changes(_roots_of(loader), since=values)
+        yield
+        return
+    # Workers of a state's epoch that are other ones are replaced at its end: once more.
+    books.is_start_loaded = _has_other_workers(books.pending_stream(), loader, process)
+    with as_changed(_roots_of(loader), books.set_at_start or {}, since=values):
+        yield
+
+
+def _keeps_workers(loader: "DataLoader[object]") -> bool:
+    return loader.persistent_workers and loader.num_workers > 0
+
+
+def _has_other_workers(
+    stream: StreamState | None, loader: "DataLoader[object]", process: TrainerProcess
+) -> bool:
+    if stream is None:
+        return False
+    num_shards = process.settings.feed.shards or loader.num_workers
+    return has_other_ranks(stream) or len(stream["shards"]) != num_shards
 
 
 def load(
@@ -316,12 +390,15 @@ def load(
     # Persistent workers are elsewhere in another epoch, and are replaced.
     loader._iterator = None
     _resume_seeding(loader, process, given)
+    books.is_start_loaded = "set_at_start" in given and _keeps_workers(loader)
+    if books.is_start_loaded:
+        books.set_at_start = _unpacked(given["set_at_start"])
     if "inline_random" in given:
         here = take(parts, with_own=False)
-        since = values_before(loader.dataset, books)
+        since = values_before(loader, books)
         states = given["inline_random"].numpy().tobytes()
         set_states(states, _roots_of(loader))
-        set_values(loader.dataset, values_in(states), since=since)
+        set_values(_roots_of(loader), values_in(states), since=since)
         set_globals(here)
     if sets_globals:
         set_globals(given["now"])
@@ -330,6 +407,15 @@ def load(
     if given["begun"] is None:
         set_epochs(parts, given["now"])
         set_own(parts, given["now"])
+
+
+def _packed(values: Mapping[str, object]) -> torch.Tensor:
+    return tensor_of(pack_value(dict(values), allow_pickle=False))
+
+
+def _unpacked(packed: torch.Tensor) -> KeptValues:
+    values = unpack_value(packed.numpy().tobytes(), allow_pickle=False)
+    return cast("KeptValues", values)
 
 
 def _begins_anew(

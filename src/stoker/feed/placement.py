@@ -114,7 +114,8 @@ def _say_unwatched(loader: AnyLoader, process: TrainerProcess, *, num_workers: i
         return
     books.said_unwatched = True
     if not num_workers:
-        why = "num_workers=0 makes its samples in the script's own process; give it workers"
+        why = "num_workers=0 makes its samples in the script's own process, where a bad sample may "
+        why += "also make later ones fail; give it workers"
     elif loader._dataset_kind == _DatasetKind.Iterable:
         why = "its stream is made by PyTorch's own workers"
     else:
@@ -294,8 +295,9 @@ def _planned_iterator(
     loader: AnyLoader, process: TrainerProcess
 ) -> "TorchIterator | PlannedIterator | WatchedIterator":
     """Returns an iterator over torch's workers, as many as a plan or else the script says."""
-    if process.settings.feed.balance is not None and process.settings.world_size > 1:
-        process.say_unbalanced(loader, why="there are no data hosts")
+    is_asked = process.settings.feed.balance is not None and process.settings.world_size > 1
+    if is_asked and process.books(loader).costs is None:
+        process.balance_news(loader).say_not("there are no data hosts")
     count = _decided_workers(loader, process)
     is_watching = not (count or loader.num_workers) and _wants_watching(loader, process)
     if is_watching:

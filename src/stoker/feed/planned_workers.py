@@ -36,6 +36,7 @@ from stoker.feed.iterators import (
 from stoker.feed.loader_state import seeding_of
 from stoker.feed.seeding import Numbered
 from stoker.host.importing import imported
+from stoker.pending_error import PendingError
 
 if TYPE_CHECKING:
     from stoker.feed.watched_workers import WatchedBatches
@@ -53,7 +54,7 @@ class _Ahead(_MultiProcessingDataLoaderIter):
         self._indices = indices
         self._epoch = epoch
         self.pending: deque[Numbered] = deque()
-        self.error: Exception | None = None
+        self.error = PendingError()
         super().__init__(loader)
 
     # torch draws one in its constructor; the epoch has its own.
@@ -66,34 +67,28 @@ class _Ahead(_MultiProcessingDataLoaderIter):
         pass
 
     def _next_index(self) -> object:
-        if self.error is not None:
+        if self.error.is_there:
             raise StopIteration
         try:
             numbered = next(self._indices)
         except StopIteration:
             # A new one: the traceback of the original would keep the iterator.
-            self.error = StopIteration()
+            self.error.keep(StopIteration())
             raise
         except Exception as err:
             # Not yet: without workers the sampler would be asked when the loop is there.
-            self.error = err
+            self.error.keep(err)
             raise StopIteration from None
         self.pending.append(numbered)
         return numbered.index if self._epoch.seeding == "torch" else numbered
 
     def take(self) -> object:
         """Returns the next batch; raises what its worker or the sampler raised for it."""
-        if not self.pending and self.error is None:
+        if not self.pending and not self.error.is_there:
             # As torch without workers, which asks a sampler again after an error.
             self._try_put_index()
         if not self.pending:
-            error = self.error or StopIteration()
-            self.error = None
-            try:
-                raise error
-            finally:
-                # It knows this call: the script's variables would live until they are collected.
-                del error
+            raise self.error.take()
         try:
             return self._next_data()  # type: ignore[no-untyped-call]
         finally:
@@ -102,7 +97,7 @@ class _Ahead(_MultiProcessingDataLoaderIter):
     def take_back(self) -> Iterator[Numbered]:
         """Ends the workers; returns what they were asked for and the script has not, and more."""
         self._shutdown_workers()
-        return chain(self.pending, raising(self.error), self._indices)
+        return chain(self.pending, raising(self.error.moved()), self._indices)
 
 
 class PlannedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[misc]
@@ -198,7 +193,7 @@ class PlannedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[mis
                 batches = WatchedBatches(
                     watched(loader, process, view=self._view, base_seed=seed), self._indices
                 )
-                weakref.finalize(self, batches.close)
+                batches.close_with(self)
                 return batches
         return _Ahead(self._numbered_view(), self._indices, self._epoch)
 

@@ -7,10 +7,13 @@ what is near to a dataset comes first, and named by their path (`dataset.transfo
 
 import dis
 import functools
+import gc
+import itertools
 import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextvars import ContextVar
 from itertools import islice
 from pathlib import PurePath
 from types import (
@@ -38,6 +41,7 @@ _LEAVES = (
     ModuleType,
 )
 _MISSING = object()
+CachingFunction = type(functools.lru_cache(len))
 
 
 class Referrer(NamedTuple):
@@ -233,6 +237,46 @@ def attributes_of(value: object) -> dict[object, object] | None:
     except Exception:
         return None
     return attributes if type(attributes) is dict else None
+
+
+def behind_proxy(proxy: object) -> dict[object, object]:
+    """Returns the dictionary of a MappingProxyType; an empty one, where it is of another class."""
+    (mapping,) = gc.get_referents(proxy)
+    return mapping if type(mapping) is dict else {}
+
+
+def cache_of(function: object) -> dict[object, object]:
+    """Returns the dictionary of a function of `functools.lru_cache`, by the arguments of its calls.
+
+    Only the garbage collector shows it; an empty one, where it shows none.
+    """
+    wrapped = (attributes_of(function) or {}).get("__wrapped__")
+    # It comes before the function whose results it has.
+    for shown, behind in itertools.pairwise(gc.get_referents(function)):
+        if behind is wrapped and type(shown) is dict:
+            return shown
+    return {}
+
+
+def cached_results(function: object) -> list[tuple[object, object]]:
+    """Returns arguments and result of each call that a function of `lru_cache` has kept."""
+    cache = cache_of(function)
+    link_kind = type(next(iter(cache.values()), None))
+    # Of a cache with a bound, the dictionary has links, which show nothing.
+    linked: dict[int, object] = {}
+    shown = gc.get_referents(function)
+    for arguments, result, behind in zip(shown, shown[1:], shown[2:], strict=False):
+        if behind is link_kind:
+            linked[id(arguments)] = result
+    return [(arguments, linked.get(id(arguments), kept)) for arguments, kept in cache.items()]
+
+
+def in_context(variable: object) -> object:
+    """Returns what a ContextVar has in the context of this thread; None: nothing."""
+    try:
+        return cast("ContextVar[object]", variable).get()
+    except LookupError:
+        return None
 
 
 def contents(cell: object) -> object:

@@ -121,7 +121,7 @@ def _ask_facts(remote: Remote) -> Facts:
         return facts_of(remote.build())
     from stoker.feed.seeding import Numbered
     from stoker.feed.trainer.client import feed_of
-    from stoker.feed.trainer.session import EpochRequest
+    from stoker.feed.trainer.session import EpochRequest, IndexSource
     from stoker.feed.wire.dataset import DatasetSpec, pack_spec
 
     spec = DatasetSpec(dataset=FactsOf(remote), collate_fn=_as_it_is, auto_collation=False)
@@ -129,12 +129,14 @@ def _ask_facts(remote: Remote) -> Facts:
     # Of no loader, so not in the timeline; the session ends with these books.
     books = LoaderBooks(-1)
     session = feed_of(process).session_for(books)
+    # Kept here until the epoch is over: a session only refers to it.
+    source = IndexSource(iter([Numbered((0, 0, 0, 0), 0)]))
     try:
         request = EpochRequest(
             epoch=0,
             spec=packed,
             seeding="torch",
-            indices=iter([Numbered((0, 0, 0, 0), 0)]),
+            source=source,
             is_eager=True,
         )
         epoch_id = session.begin(request)

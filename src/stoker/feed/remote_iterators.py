@@ -16,8 +16,14 @@ from torch.utils.data.dataloader import (
 )
 
 from stoker.errors import ShippingError
-from stoker.feed.balance import MeasuringCollate, SampleCosts, num_samples_of, why_unbalanced
-from stoker.feed.bookkeeping import TrainerProcess, making_of
+from stoker.feed.balance import (
+    MeasuringCollate,
+    RankGroup,
+    SampleCosts,
+    num_samples_of,
+    why_unbalanced,
+)
+from stoker.feed.bookkeeping import TrainerProcess, line_words, making_of
 from stoker.feed.in_step import InStep, Say
 from stoker.feed.iterators import CountedIterator, Epoch, raising, start_method_of, worker_init_of
 from stoker.feed.loader_state import seeding_of
@@ -30,7 +36,7 @@ from stoker.feed.trainer.client import Feed
 from stoker.feed.trainer.local_workers import ChildStarter, LocalWorkers
 from stoker.feed.trainer.pinned import current_device, device_in_use
 from stoker.feed.trainer.scheduler import BatchScheduler, Scheduler
-from stoker.feed.trainer.session import AskedBatch, EpochRequest, FeedSession
+from stoker.feed.trainer.session import AskedBatch, EpochRequest, FeedSession, IndexSource
 from stoker.feed.trainer.shards import ShardScheduler
 from stoker.feed.wire.blocks import BlockBatch, taken_from
 from stoker.feed.wire.codec import pack_value, unpack_value
@@ -135,13 +141,14 @@ class FeedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[misc]
         asked_each: AskedBatch | None = None,
     ) -> None:
         self._hands_blocks = taken_from.get() is self._loader
+        self._source = IndexSource(indices)
         request = EpochRequest(
             keeps_blocks=self._hands_blocks,
             epoch=self._epoch.number,
             spec=self._packed,
             seeding=self._seeding,
             local=self._local_workers(self._session),
-            indices=indices,
+            source=self._source,
             asked_each=asked_each,
             is_eager=is_eager,
             pins_on=current_device() if self._pin_memory else self._unasked_pinning(),
@@ -204,10 +211,10 @@ class FeedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[misc]
                 self.hand_blocks()
             return
         num_taken = self._num_taken()
-        taken_back, error = self._session.take_back(self._epoch.id)
+        taken_back = self._session.take_back(self._epoch.id)
         self._num_before = num_taken
         drawn = [_numbered_of(batch) for batch in taken_back]
-        self._indices = chain(drawn, raising(error), self._indices)
+        self._indices = chain(drawn, raising(self._source.failure.moved()), self._indices)
         in_step.turn(path)
         self._skip_here(in_step, num_taken)
 
@@ -231,8 +238,7 @@ class FeedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[misc]
         notes = outcome.samples
         if notes.bad:
             self._epoch.note_bad(notes.bad, outcome.maker)
-        if notes.sizes:
-            self._epoch.measured(notes.sizes)
+        self._epoch.measured(notes.sizes)
         if self._may_pin:
             device = self._unasked_pinning()
             if device is not None:
@@ -351,7 +357,7 @@ def _spec_of(loader: "DataLoader[object]", process: TrainerProcess) -> DatasetSp
         auto_collation=loader._auto_collation,
         num_workers=shown_workers,
         has_workers=num_workers > 0,
-        settings=InheritedSettings.of_this_process(),
+        settings=InheritedSettings.of_this_process(of_stream=is_iterable),
         is_iterable=is_iterable,
         drop_last=is_iterable and loader.drop_last,
         outlives_epochs=is_iterable and loader.persistent_workers,
@@ -365,20 +371,28 @@ def _begins_balance(loader: "DataLoader[object]", process: TrainerProcess) -> bo
     settings, books = process.settings, process.books(loader)
     if settings.feed.balance is None or settings.world_size < 2:
         return False
-    if books.costs is not None:
-        return True
+    # Each time: a script may have put another sampler into its batch sampler.
     why = why_unbalanced(loader, world_size=settings.world_size, rank=settings.rank)
-    if not why:
+    if why:
+        books.costs = None
+        process.balance_news(loader).say_not(why)
+    elif books.costs is None:
         books.costs = _costs_of(loader, process)
-        return True
-    process.say_unbalanced(loader, why=why)
-    return False
+    return books.costs is not None
 
 
 def _costs_of(loader: "DataLoader[object]", process: TrainerProcess) -> SampleCosts:
     """Returns what samples of a loader cost, as far as the one it was made again from knows."""
-    say = partial(_say_unbalanced, weakref.ref(loader), process)
-    costs = SampleCosts(num_samples_of(loader) or 0, say=say)
+    if process.rank_group is None:
+        process.rank_group = RankGroup()
+    news = process.balance_news(loader)
+    costs = SampleCosts(
+        num_samples_of(loader) or 0,
+        name=_name_of(loader),
+        say=news.say_not,
+        tell=news.tell,
+        group=process.rank_group,
+    )
     number = process.books(loader).number
     last = process.costs_of_loaders.get(number)
     if last is not None and last.num_samples == costs.num_samples:
@@ -391,12 +405,14 @@ def _costs_of(loader: "DataLoader[object]", process: TrainerProcess) -> SampleCo
     return costs
 
 
-def _say_unbalanced(
-    of_loader: "weakref.ref[DataLoader[object]]", process: TrainerProcess, why: str
-) -> None:
-    loader = of_loader()
-    if loader is not None:
-        process.say_unbalanced(loader, why=why)
+def _name_of(loader: "DataLoader[object]") -> str:
+    """Returns words for a loader that are the same on all ranks, and those of no other loader."""
+    making = making_of(loader)
+    name = f"{type(loader.dataset).__name__}, {line_words(loader)}"
+    if making is None or not making.number:
+        return name
+    # As of a list of loaders: ranks may open them in another order.
+    return f"{name} (loader {making.number + 1} of that line)"
 
 
 def num_local_workers(loader: "DataLoader[object]", process: TrainerProcess) -> int:

@@ -8,6 +8,7 @@ from typing import cast
 import torch
 from torch.utils.data import DataLoader, _DatasetKind
 
+from stoker.errors import UsageError
 from stoker.feed import loader_state as snapshots
 from stoker.feed.bad_samples import BadSamples
 from stoker.feed.balance import BalancedSampler, SampleCosts, balanced
@@ -21,6 +22,7 @@ from stoker.feed.loader_state import (
 )
 from stoker.feed.seeding import Occurrences
 from stoker.feed.stream_progress import StreamProgress
+from stoker.pending_error import PendingError
 
 
 class SamplerOrder:
@@ -41,7 +43,8 @@ class SamplerOrder:
     ) -> None:
         self._books = books
         self._is_inline = is_inline
-        self._costs = books.costs if is_fed else None
+        # Also where only this rank makes its batches itself: the other ones count on its part.
+        self._costs = books.costs
         self._sampler: Iterable[object] = loader._index_sampler
         if self._costs is not None:
             self._sampler = balanced(loader, self._costs)
@@ -119,6 +122,9 @@ class SamplerOrder:
         """Takes the costs by which the epoch is dealt: those of its state, or of all ranks."""
         if state is not None and "costs" in state:
             costs.load(state["costs"])
+        elif state is not None:
+            # Of a run that did not balance.
+            costs.forget()
         if state is None or state["begun"] is None:
             dealing = cast("BalancedSampler", self._sampler)
             costs.exchange(dealing.order_words(generators_of(self._parts)))
@@ -225,6 +231,15 @@ class SamplerOrder:
             )
             # Where the sampler draws while it is asked, the script's draws come next.
             snapshots.set_generators(self._parts, state["now"])
+        except UsageError as err:
+            if self._costs is not None or "costs" not in state:
+                raise
+            raise UsageError(
+                "the state is of a loader whose samples were dealt to the ranks by cost "
+                "(feed.balance), and this loader's are not",
+                where=err.where,
+                fix="resume with feed.balance: cost, and with data hosts; or save between epochs",
+            ) from None
         finally:
             snapshots.set_globals(here)
         position.num_drawn = begun["num_drawn"]
@@ -260,7 +275,7 @@ class _Draws:
         self._position = position
         self._iterator = iterator
         self._ahead: deque[object] = deque()
-        self._error: Exception | None = None
+        self._error = PendingError()
 
     def __iter__(self) -> Iterator[object]:
         return self
@@ -274,14 +289,8 @@ class _Draws:
             self._keep_up(1 + (position.num_yielded or 0) + position.rewind.num_ahead)
         if self._ahead:
             index = self._ahead.popleft()
-        elif self._error is not None:
-            error = self._error
-            self._error = None
-            try:
-                raise error
-            finally:
-                # It knows this call: the script's variables would live until they are collected.
-                del error
+        elif self._error.is_there:
+            raise self._error.take()
         else:
             index = self._order.draw(position, self._iterator)
         position.num_handed += 1
@@ -289,16 +298,16 @@ class _Draws:
 
     def _keep_up(self, num_drawn: int) -> None:
         """Draws up to `num_drawn` of the epoch; an error comes after what was drawn before it."""
-        while self._error is None and self._position.num_drawn < num_drawn:
+        while not self._error.is_there and self._position.num_drawn < num_drawn:
             try:
                 self._ahead.append(self._order.draw(self._position, self._iterator))
             except StopIteration:
                 # A new one: the traceback of the original would keep the iterator.
-                self._error = StopIteration()
+                self._error.keep(StopIteration())
             except Exception as err:
                 if is_of_signal_handler(err):
                     raise
-                self._error = err
+                self._error.keep(err)
 
 
 def yielded(position: Position, num_here: int | None) -> None:

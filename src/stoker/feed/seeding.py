@@ -244,6 +244,7 @@ class Seeder:
         """
         self._set_info(seed_words)
         self._seed_words = seed_words
+        self._held.begin_batch()
         for _ in range(_MAX_TIMES - 1):
             self._seed_batch(seed_words)
             try:
@@ -286,6 +287,8 @@ class Seeder:
         Its occurrence, if not 0, follows the batch's words.
         """
         self.seeds_from = place + self._stretch_samples - place % self._stretch_samples
+        if self._held.followed:
+            self._follow()
         if self._drawn is not None:
             return self._drawn.seed_place(place, self._digest_at)
         # Without the replica: a sample is the same on any rank.
@@ -319,6 +322,7 @@ class Seeder:
     def collation(self, seed_words: Sequence[int]) -> None:
         """Seeds for the collate function of a batch whose samples were seeded one by one."""
         if self._drawn is not None:
+            self._follow()
             self._drawn.seed(self._digest_at(_COLLATE))
         else:
             self._seed_batch(seed_words)
@@ -346,7 +350,12 @@ class Seeder:
         finally:
             put_back(states)
 
+    def _follow(self) -> None:
+        if self._held.followed and self._held.follow() and self._drawn is not None:
+            self._drawn.look()
+
     def _seed_batch(self, seed_words: Sequence[int]) -> None:
+        self._follow()
         digest = seed_batch(seed_words[:BATCH_WORDS])
         if self._held.found:
             self._held.seed(digest)
@@ -356,6 +365,7 @@ class Seeder:
             self._drawn.begin()
 
     def _seed_by(self, digest: bytes) -> bytes:
+        self._follow()
         seed_states(digest)
         if self._held.found:
             self._held.seed(digest)
@@ -423,7 +433,7 @@ def states_here(roots: Mapping[str, object], *, values: KeptValues | None = None
         return pack_value(states, allow_pickle=False)
     except ShippingError:
         # Of a subclass with another kind of state.
-        return b""
+        return states_here(roots) if values else b""
 
 
 def set_states(states: bytes, roots: Mapping[str, object]) -> set[str]:

@@ -4,6 +4,7 @@ A shard is what one of torch's workers would make. The script's number of worker
 there are, and a state keeps them, whatever number of workers and hosts goes on with it.
 """
 
+import math
 from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple, NotRequired, TypedDict
@@ -131,6 +132,18 @@ def own_trouble_of(own: OwnState) -> str:
     return own.why_unused or _OWN_WRONG
 
 
+def own_seconds_with(before: float, own: OwnState) -> float:
+    """Returns what a process expects that a state takes, from what the last ones took.
+
+    Args:
+        before: What it expected; 0: nothing.
+        own: The last one. One of many shards may have a state that is too long.
+    """
+    if not own.seconds or (before and math.isinf(own.seconds)):
+        return before
+    return own.seconds
+
+
 def owns_with(
     states: list[OwnState], own: OwnState, *, num_made: int, every: int = 1
 ) -> list[OwnState]:
@@ -179,6 +192,10 @@ class ShardProgress:
         """Position of the next batch that the script gets."""
         return self.turns.next_from(self.num_made)
 
+    @property
+    def num_earlier(self) -> int:
+        return sum(epoch.num_made for epoch in self.earlier)
+
     def own_before(self, num_made: int) -> OwnState | None:
         return own_before(self.owns, num_made)
 
@@ -191,7 +208,9 @@ class StreamProgress:
         num_here: Batches that the script got in this process.
         num_resumed: Batches that earlier processes gave their scripts.
         num_again: Those of them that are made again, as no state of the dataset leads to them.
+        num_earlier: Batches of earlier epochs that are made again, where no state leads past them.
         own_trouble: Why the dataset's own states are not used; empty: they are, or it has none.
+        own_seconds: What its last state took; infinite: it is not asked for more.
         is_known: False: the script changed the dataset in mid-epoch.
     """
 
@@ -209,7 +228,9 @@ class StreamProgress:
     num_here: int = 0
     num_resumed: int = 0
     num_again: int = 0
+    num_earlier: int = 0
     own_trouble: str = ""
+    own_seconds: float = 0.0
     is_known: bool = True
     keeps_order: bool = True
     # The last batches: their shards, and what their delivery changed.
@@ -227,6 +248,7 @@ class StreamProgress:
                 shard.owns, own, num_made=shard.num_made, every=shard.turns.every
             )
             self.own_trouble = own_trouble_of(own) or self.own_trouble
+            self.own_seconds = own_seconds_with(self.own_seconds, own)
         self.num_here += 1
 
     def follow(self, before: "StreamProgress", *, num_asked: list[int]) -> None:
@@ -320,6 +342,7 @@ def progress_from(state: StreamState) -> StreamProgress:
         own_made=state["own_made"],
         num_resumed=sum(shard.num_made for shard in shards),
         num_again=sum(_num_again(shard) for shard in shards),
+        num_earlier=sum(shard.num_earlier for shard in shards),
     )
 
 

@@ -6,8 +6,7 @@ stopped, begins and ends with a stretch. So what a sample draws follows from its
 there, whoever makes it.
 """
 
-# As many parts as a batch of one host has at most. Up to so many samples each is a stretch.
-MAX_STRETCHES = 32
+from stoker.records.workload import MAX_STRETCHES
 
 
 def stretch_samples(size: int) -> int:

@@ -6,6 +6,7 @@ is done with a sample follows from the batch's seed, the sample's index and its 
 has the same bytes wherever it is made.
 """
 
+import contextlib
 import errno
 import hashlib
 import os
@@ -23,10 +24,12 @@ from torch.utils.data._utils.pin_memory import pin_memory
 from stoker.errors import StokerError, UsageError
 from stoker.feed import why_unfed
 from stoker.feed.interrupts import is_of_signal_handler
-from stoker.feed.left_behind import contained
+from stoker.feed.left_behind import Contained
 from stoker.feed.lost_samples import ALL_SAMPLES, NO_SAMPLE, LostSample
-from stoker.feed.sample_index import shown_index
+from stoker.feed.process_state import ProcessState
+from stoker.feed.sample_index import shown_index, words_of_sample
 from stoker.feed.seeding import Seeder, index_bytes
+from stoker.feed.unlike_samples import first_unlike
 from stoker.feed.why_unfed import Cause
 from stoker.feed.wire.host_errors import (
     cause_on_host,
@@ -36,6 +39,7 @@ from stoker.feed.wire.host_errors import (
 )
 from stoker.feed.wire.protocol import BadSample
 from stoker.host.memory_usage import memory_use
+from stoker.pending_error import PendingError
 
 OnError = Literal["raise", "skip", "replace"]
 
@@ -101,13 +105,14 @@ def check_on_error(dataset: object, on_error: OnError, *, is_map_style: bool) ->
     where = f"feed.on_error: {on_error}"
     if on_error != "raise" and not is_map_style:
         raise UsageError(
-            f"{name} is an iterable dataset: after an error its iterator has ended",
+            f"bad samples of {name}, an iterable dataset, cannot be left out: after an error its "
+            "iterator has ended",
             where=where,
             fix="catch the errors of single samples in its __iter__, or set feed.on_error: raise",
         )
     if on_error == "replace" and not hasattr(dataset, "__len__"):
         raise UsageError(
-            f"{name} has no length, so no other sample can be drawn",
+            f"bad samples of {name} cannot be replaced: it has no length to draw another one from",
             where=where,
             fix="give it __len__, or set feed.on_error: skip",
         )
@@ -189,25 +194,41 @@ class TolerantDataset:
     Args:
         dataset: Map-style; with `replace` it has a length.
         on_error: `skip` or `replace`.
+        is_batched: Whether its loader has batches: `__getitems__` is for these alone.
         seeder: Of the batches; None: they are seeded as by torch.
 
     Attributes:
         place: Of the next sample in its batch.
+        indices: That `placed` has given of the last batch.
         lost: Samples of this batch that are not to be made, by place and attempt.
         note: Takes place (or ALL_SAMPLES, NO_SAMPLE) and attempt of what is made next.
         on_bad: Takes what a sample, or a call for all of them, has raised, with place and attempt:
             it may end this process, as later samples would be other ones in it.
+        timers: That run in this process as an order begins; None: they are read at each sample.
+        puts_back: Whether no other process can take this one's place: what a bad sample has changed
+            in it is put back.
     """
 
-    def __init__(self, dataset: object, on_error: OnError, *, seeder: Seeder | None = None) -> None:
+    def __init__(
+        self,
+        dataset: object,
+        on_error: OnError,
+        *,
+        is_batched: bool = True,
+        seeder: Seeder | None = None,
+    ) -> None:
         self._dataset = dataset
         self._on_error = on_error
         self._seeder = seeder
-        self._makes_many = bool(getattr(dataset, "__getitems__", None))
+        self._makes_many = is_batched and bool(getattr(dataset, "__getitems__", None))
         self.place = 0
+        self.indices: list[object] = []
         self.lost: Mapping[tuple[int, int], LostSample] = {}
         self.note: Callable[[int, int], None] = _not_noted
         self.on_bad: Callable[[BaseException, int, int], None] = _not_looked_after
+        self.puts_back = False
+        self.timers: frozenset[int] | None = None
+        self._has_made = False
 
     def __getattr__(self, name: str) -> object:
         if name == "__getitems__" and self._makes_many:
@@ -231,8 +252,10 @@ class TolerantDataset:
 
     def placed(self, indices: Iterable[object]) -> Iterator[object]:
         """Yields the indices of a batch, whose samples are made in between."""
+        self.indices = []
         for place, index in enumerate(indices):
             self.place = place
+            self.indices.append(index)
             yield index
 
     def one_by_one(self, indices: Iterable[object]) -> list[object]:
@@ -260,11 +283,12 @@ class TolerantDataset:
                 where=f"feed.on_error, index {repr(index)[:_MAX_CHARACTERS]}",
                 fix="set feed.on_error: skip with batches of single samples, or raise",
             ) from err
-        try:
-            length = len(cast("Sized", self._dataset))
-        except TypeError:
-            raise _as_error(err) from None
         bad = _bad(index, err).at(self.place)
+        last = PendingError(_as_error(err))
+        del err
+        length = self._length()
+        if length is None:
+            raise last.take()
         seed = b""
         if self._seeder is not None:
             seed = self._seeder.place_again(index, self.place)
@@ -278,10 +302,18 @@ class TolerantDataset:
                 if not is_samples_fault(error):
                     raise
                 self._look_after(error, attempt=attempt + 1)
-                err = error
+                last.keep(_as_error(error))
                 continue
+            # It knows this call, and so itself.
+            last.drop()
             return MarkedSample(msgspec.structs.replace(bad, replaced_by=str(other)), index, sample)
-        raise _as_error(err)
+        raise _not_replaced(last.take(), bad)
+
+    def _length(self) -> int | None:
+        try:
+            return len(cast("Sized", self._dataset))
+        except TypeError:
+            return None
 
     def tried(self, index: object, *, place: int) -> None:
         """Makes the next sample of a stretch, for nothing."""
@@ -315,8 +347,27 @@ class TolerantDataset:
         if lost is not None:
             raise SampleLostError(lost)
         self.note(self.place, attempt)
-        with contained():
+        with self._contained():
             return sample_of(self._dataset, index, makes_many=self._makes_many)
+
+    def _contained(self) -> contextlib.AbstractContextManager[None]:
+        return self._put_back() if self.puts_back else Contained(self.timers)
+
+    @contextlib.contextmanager
+    def _put_back(self) -> Iterator[None]:
+        """Has a bad sample leave this process as it was.
+
+        But for the first ones: they may have begun what the process goes on with.
+        """
+        before = ProcessState.of_this_process() if self._has_made else None
+        try:
+            with Contained():
+                yield
+        except BaseException:
+            if before is not None:
+                before.put_back()
+            raise
+        self._has_made = True
 
     def _try(self, index: object, *, attempt: int) -> None:
         try:
@@ -342,7 +393,7 @@ class TolerantDataset:
         try:
             self.note(ALL_SAMPLES, 0)
             # A generator raises as it is iterated over, which is not the collate function's fault.
-            with contained():
+            with self._contained():
                 return _kept(cast("ManySamples", self._dataset).__getitems__(given))
         except BaseException as err:
             # Of a slice, for one, no samples are known.
@@ -364,6 +415,7 @@ class TolerantCollate:
 
     Attributes:
         bad: The bad samples of the last batch.
+        index: Returns what the sampler gave for the batch that is collated next.
     """
 
     def __init__(
@@ -379,6 +431,7 @@ class TolerantCollate:
         self._is_batched = is_batched
         self._seeder = seeder
         self.bad: tuple[BadSample, ...] = ()
+        self.index: Callable[[], object] = tuple
 
     def __call__(self, samples: object) -> object:
         self.bad = ()
@@ -388,22 +441,44 @@ class TolerantCollate:
         if not isinstance(samples, list):
             return self._collate_fn(samples)
         listed: list[object] = samples
-        marks = [sample for sample in listed if isinstance(sample, MarkedSample)]
+        good = self._good(listed)
+        try:
+            return self._collate_fn(good)
+        except Exception as err:
+            self._advise(err, listed)
+            raise
+
+    def _good(self, samples: list[object]) -> list[object]:
+        """Returns the samples without the bad ones, or with what replaces these."""
+        marks = [sample for sample in samples if isinstance(sample, MarkedSample)]
         if not marks:
-            return self._collate_fn(samples)
-        if len(marks) == len(listed) and not any(mark.bad.replaced_by for mark in marks):
+            return samples
+        if len(marks) == len(samples) and not any(mark.bad.replaced_by for mark in marks):
             marks[0] = self._filled(marks[0])
         self.bad = tuple(mark.bad for mark in marks)
         left = iter(marks)
         good: list[object] = []
-        for sample in listed:
+        for sample in samples:
             if not isinstance(sample, MarkedSample):
                 good.append(sample)
                 continue
             mark = next(left)
             if mark.bad.replaced_by:
                 good.append(mark.sample)
-        return self._collate_fn(good)
+        return good
+
+    def _advise(self, err: Exception, samples: list[object]) -> None:
+        """Notes on a collate function's error why no sample is left out, and which is unlike."""
+        places = [at for at, sample in enumerate(samples) if not isinstance(sample, MarkedSample)]
+        difference = first_unlike([samples[place] for place in places])
+        words = "feed.on_error leaves out samples, and no errors of collate_fn"
+        if difference is not None:
+            at, how = difference
+            first, other = (
+                words_of_sample(self.index(), place) for place in (places[0], places[at])
+            )
+            words += f"; sample {other} is {how} as sample {first}"
+        _note_on(err, words, fix="raise in __getitem__ for a sample that does not fit the others")
 
     def _lone(self, sample: object) -> object:
         if not isinstance(sample, MarkedSample):
@@ -413,10 +488,10 @@ class TolerantCollate:
         return mark.sample
 
     def _filled(self, mark: MarkedSample) -> MarkedSample:
-        # The original may not cross processes.
-        error = RuntimeError(f"sample {mark.bad.index}: {mark.bad.error}: {mark.bad.text}")
+        words = f"sample {mark.bad.index}: {mark.bad.error}: {mark.bad.text}"
         self._dataset.place = mark.bad.place
-        filled = self._dataset.replaced(mark.index, error)
+        # The original may not cross processes; and no variable here names one that is raised.
+        filled = self._dataset.replaced(mark.index, RuntimeError(words))
         self._dataset.note(NO_SAMPLE, 0)
         if self._seeder is not None:
             # As if no sample had been made since.
@@ -469,18 +544,42 @@ def tolerate(fetcher: TorchsFetcher, on_error: OnError, *, seeder: Seeder | None
         return
     is_batched = fetcher.auto_collation
     is_one_call = bool(getattr(fetcher.dataset, "__getitems__", None))
-    fetcher.dataset = dataset = TolerantDataset(fetcher.dataset, on_error, seeder=seeder)
+    fetcher.dataset = dataset = TolerantDataset(
+        fetcher.dataset, on_error, is_batched=is_batched, seeder=seeder
+    )
+    dataset.puts_back = True
     collate = TolerantCollate(fetcher.collate_fn, dataset, is_batched=is_batched, seeder=seeder)
     fetcher.collate_fn = TorchCollate(collate)
     fetch = fetcher.fetch
 
     def placed_fetch(index: object) -> object:
         dataset.place = 0
+        collate.index = lambda: index
         if is_batched and not is_one_call:
+            collate.index = lambda: dataset.indices
             return fetch(dataset.placed(cast("Iterable[object]", index)))
         return fetch(index)
 
     fetcher.fetch = placed_fetch
+
+
+def _not_replaced(err: BaseException, bad: BadSample) -> BaseException:
+    """Returns the error of the last sample that was drawn, which now says for which one."""
+    words = (
+        f"{_MAX_ATTEMPTS} samples were drawn in the place of sample {bad.index}, which cannot be "
+    )
+    words += f"made ({bad.error}: {bad.text}), and none of them can be made either"
+    _note_on(err, words, fix="mend the dataset, or take its bad samples out: most of them are bad")
+    return err
+
+
+def _note_on(err: BaseException, words: str, *, fix: str) -> None:
+    """Adds to an error what its traceback says behind its text, once."""
+    note = f"{words}\ntry:   {fix}"
+    # An error of the script's class may refuse attributes.
+    with contextlib.suppress(Exception):
+        if note not in getattr(err, "__notes__", ()):
+            err.add_note(note)
 
 
 def _kept(values: object) -> object:
@@ -497,8 +596,9 @@ def _is_integer(index: object) -> bool:
 
 
 def _cut(text: str) -> str:
-    # A name of a file that is no Unicode could be neither sent nor written.
-    return text[:_MAX_CHARACTERS].encode("utf-8", "replace").decode()
+    # A name of a file that is no Unicode could be neither sent nor written. And it reads the same
+    # where another process cuts it again.
+    return text[:_MAX_CHARACTERS].rstrip().encode("utf-8", "replace").decode()
 
 
 def _as_error(err: BaseException) -> Exception:

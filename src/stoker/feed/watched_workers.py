@@ -26,6 +26,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from stoker.errors import FeedLostError
 from stoker.feed.bookkeeping import TrainerProcess
+from stoker.feed.doubts import ErrorTrust
 from stoker.feed.iterators import (
     CountedIterator,
     Epoch,
@@ -54,6 +55,7 @@ from stoker.feed.workers.worker import worker_main
 from stoker.feed.workers.worker_handle import ChildProcess
 from stoker.host.processes import start_to_last
 from stoker.logs import EventName, Log
+from stoker.pending_error import PendingError
 
 # From one look at samples that may hang to the next.
 _LOOK_SECONDS = 0.5
@@ -166,7 +168,7 @@ class WatchedBatches:
         self._results: dict[int, Result] = {}
         self._head = self._num_drawn = 0
         # How the sampler ended, or failed: its turn comes after the last batch.
-        self._end: Exception | None = None
+        self._end = PendingError()
         for _ in range(self._loader.num_ahead):
             self._draw()
         self._assign()
@@ -184,17 +186,11 @@ class WatchedBatches:
                 `feed.sample_timeout_seconds`, or ends its workers.
             Exception: What dataset, collate function or sampler raised.
         """
-        if not self._asked and self._end is None:
+        if not self._asked and not self._end.is_there:
             # As torch, which asks a sampler again after an error.
             self._draw()
         if not self._asked:
-            error = self._end or StopIteration()
-            self._end = None
-            try:
-                raise error
-            finally:
-                # It knows this call: the script's variables would live until they are collected.
-                del error
+            raise self._end.take()
         began = time.monotonic()
         self._turn(0.0)
         while self._head not in self._results:
@@ -217,27 +213,31 @@ class WatchedBatches:
     def take_back(self) -> Iterator[Numbered]:
         """Ends the workers; returns what was asked for and not taken, and what follows."""
         self.close()
-        return chain(self._asked.values(), raising(self._end), self._indices)
+        return chain(self._asked.values(), raising(self._end.moved()), self._indices)
 
     def close(self) -> None:
         """Ends the workers, within 5 s; may be called twice, and in a forked child."""
-        if os.getpid() == self._pid:
-            self._pool.close()
+        _close(self._pool, self._pid)
+
+    def close_with(self, owner: object) -> None:
+        """Ends the workers once an iterator is gone that has this."""
+        # Not by a method: what `_end` keeps may know the owner, which would never be gone.
+        weakref.finalize(owner, _close, self._pool, self._pid)
 
     def _shutdown_workers(self) -> None:
         self.close()
 
     def _draw(self) -> None:
-        if self._end is not None:
+        if self._end.is_there:
             return
         try:
             numbered = next(self._indices)
         except StopIteration:
             # A new one: the traceback of the original would keep the iterator.
-            self._end = StopIteration()
+            self._end.keep(StopIteration())
             return
         except Exception as err:
-            self._end = err
+            self._end.keep(err)
             return
         number = self._num_drawn
         self._num_drawn += 1
@@ -329,12 +329,14 @@ class WatchedBatches:
             weakref.finalize(payload, result.release).atexit = False
         outcome = self._buffers.decoded(result.tree or b"", payload, allow_pickle=True)
         if outcome.error is not None:
-            try:
-                raise outcome.error
-            finally:
-                del outcome
+            raise outcome.error.take()
         bad = result.samples.bad
         return ToleratedBatch(outcome.value, bad, worker=result.worker) if bad else outcome.value
+
+
+def _close(pool: WorkerPool, pid: int) -> None:
+    if os.getpid() == pid:
+        pool.close()
 
 
 def _sample_words(index: object, sample: SampleInWork) -> str:
@@ -370,12 +372,14 @@ def watched(
         base_seed: Of the epoch.
     """
     settings = process.settings
+    # It stays from epoch to epoch, as persistent workers would.
+    trust = process.trust_in_loaders.setdefault(process.books(loader).number, ErrorTrust())
     return WatchedLoader(
         loader=loader,
         view=view,
         seeding=seeding_of(loader, process),
         base_seed=base_seed,
-        rules=LossRules.of(settings.feed),
+        rules=LossRules.of(settings.feed, trust=trust),
         host=settings.host,
         where=f"rank {settings.rank}, host {settings.host}",
         log=Log(run=settings.run_id, host=settings.host),
@@ -401,7 +405,9 @@ class WatchedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[mis
             watched(loader, process, view=self._view, base_seed=int(self._base_seed)),
             self._numbered(),
         )
-        weakref.finalize(self, _end, self._epoch, self._batches)
+        self._batches.close_with(self)
+        # Called first: the last one made is.
+        weakref.finalize(self, self._epoch.end_in_finalizer)
 
     def _numbered(self) -> Iterator[Numbered]:
         return map(partial(self._epoch.numbered, int(self._base_seed)), self._sampler_iter)
@@ -420,7 +426,7 @@ class WatchedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[mis
             seed = int(self._base_seed)
             loader_now = watched(self._loader, self._process, view=self._view, base_seed=seed)
             self._batches = WatchedBatches(loader_now, self._numbered())
-            weakref.finalize(self, _end, self._epoch, self._batches)
+            self._batches.close_with(self)
         self.opened(self._epoch.now() - began)
 
     def _next_data(self) -> object:  # type: ignore[override]
@@ -444,9 +450,3 @@ class WatchedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[mis
 
     def _num_taken(self) -> int:
         return self._num_taken_here
-
-
-def _end(epoch: Epoch, batches: WatchedBatches) -> None:
-    """Ends the workers of an iterator that is gone."""
-    epoch.end_in_finalizer()
-    batches.close()

@@ -12,7 +12,7 @@ import math
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from io import StringIO
 from pathlib import Path
@@ -49,6 +49,7 @@ _FIGURES: dict[str, Literal["rate", "known", "last", "most", "sum"]] = {
     "duplicates": "sum",  # Batches that came after another host's.
     # Share of the rank's time waiting for the first two batches of epochs, 0..1.
     "start_wait_share": "known",
+    "shared_samples": "sum",  # Samples for batches that another host puts together.
 }
 COLUMNS = ("start_seconds", "seconds", "kind", "name", *_FIGURES)
 _HEAD = ",".join(COLUMNS) + "\n"
@@ -59,7 +60,7 @@ INTERVAL_SECONDS = 2.0
 # Intervals grow with the run: some 2 000 a day, each up to a minute.
 _SHARE_OF_RUN = 1 / 480
 _MAX_INTERVAL_SECONDS = 60.0
-# Less waiting is the feed's overhead (1 to 3 % in benchmarks).
+# Less waiting is the feed's overhead (1 to 3% in benchmarks).
 MIN_WAIT_SHARE = 0.05
 # Workers that are busier than this are the bottleneck.
 MIN_BUSY_SHARE = 0.8
@@ -102,6 +103,7 @@ class HostRate:
     credits: int
     moved: int
     duplicates: int
+    shared_samples: int = 0
 
     @property
     def busy_share(self) -> float | None:
@@ -309,19 +311,28 @@ def _rank_rate(
     )
 
 
-def _host_rate(name: str, shares: Sequence[_Share]) -> HostRate:
-    is_local = shares[0].now.is_local
-    workers = [share.now.num_workers for share in shares]
+def _worker_paces(shares: Sequence[_Share]) -> Collection[float]:
+    """Returns the batches per second of each worker of a host."""
     paces = defaultdict[tuple[int, int], float](float)
     for rank, seconds, was, now in shares:
         batches_before = {worker.worker: worker.batches for worker in was.workers}
         for worker in now.workers:
             # Local workers of two ranks have the same numbers.
             batches = max(worker.batches - batches_before.get(worker.worker, 0), 0)
-            paces[rank if is_local else -1, worker.worker] += batches / seconds
+            paces[rank if now.is_local else -1, worker.worker] += batches / seconds
+    return paces.values()
+
+
+def _host_rate(name: str, shares: Sequence[_Share]) -> HostRate:
+    is_local = shares[0].now.is_local
+    workers = [share.now.num_workers for share in shares]
+    paces = _worker_paces(shares)
 
     def rate(counter: Callable[[HostWork], float]) -> float:
         return sum(max(counter(one.now) - counter(one.was), 0) / one.seconds for one in shares)
+
+    def rise(counter: Callable[[HostWork], int]) -> int:
+        return sum(max(counter(one.now) - counter(one.was), 0) for one in shares)
 
     return HostRate(
         kind="local" if is_local else "host",
@@ -332,12 +343,13 @@ def _host_rate(name: str, shares: Sequence[_Share]) -> HostRate:
         workers=sum(workers) if is_local else max(workers),
         busy_workers=rate(lambda work: work.busy_seconds),
         busy_cpus=rate(lambda work: work.cpu_seconds),
-        slowest_worker=min(paces.values(), default=None),
-        fastest_worker=max(paces.values(), default=None),
+        slowest_worker=min(paces, default=None),
+        fastest_worker=max(paces, default=None),
         in_flight=sum(share.now.in_flight for share in shares),
         credits=sum(share.now.credits for share in shares),
-        moved=sum(max(one.now.moved - one.was.moved, 0) for one in shares),
-        duplicates=sum(max(one.now.duplicates - one.was.duplicates, 0) for one in shares),
+        moved=rise(lambda work: work.moved),
+        duplicates=rise(lambda work: work.duplicates),
+        shared_samples=rise(lambda work: work.shared_samples),
     )
 
 

@@ -29,8 +29,10 @@ from stoker.feed import timeline
 from stoker.feed.timeline import MeasuredStep
 from stoker.feed.training_steps import read_timelines
 from stoker.figures.feed_intervals import interval_of
+from stoker.host.gpu_owners import GpuOwners
 from stoker.host.gpus import (
     THROTTLE_REASONS,
+    VISIBLE,
     Gpu,
     GpuReader,
     GpuSample,
@@ -41,8 +43,8 @@ from stoker.host.gpus import (
 from stoker.logs import EventName, Log, LogEvent, LogValue
 from stoker.record_words import gpu_noun
 from stoker.records import GpuLoad
-from stoker.records.gpu import GpuFigure, GpuLoads
-from stoker.units import known_mean, percentage
+from stoker.records.gpu import GpuFigure, GpuLoads, busy_share
+from stoker.units import known_mean, numbered, percentage
 
 FILE = "gpu.csv"
 # Of the steps as they are, which a profile measures first.
@@ -64,7 +66,7 @@ LEVEL_BYTES = 512 << 10
 MAX_READ_BYTES = 64 << 20
 LOOK_SECONDS = 1.0
 # At most this share of a core: a look that costs more is taken more rarely. What PCIe traffic costs
-# has its own share (host.gpus), and both are 0.1 %.
+# has its own share (host.gpus), and both are 0.1%.
 MAX_CPU_SHARE = 0.0008
 MAX_LOOK_SECONDS = 20.0
 _LOOKS_COMPARED = 9
@@ -445,11 +447,15 @@ class _Rows:
 
 
 class GpuLog:
-    """The load of this host's GPUs during its command, read in a separate thread.
+    """The load of the command's GPUs on this host, read in a separate thread.
+
+    gpu.csv has all GPUs that the command may use; states and loads are of those that it does use,
+    as far as the driver tells.
 
     Args:
         output: Folder of gpu.csv and of the ranks' timelines.
         environ: Variables of the command.
+        is_allotted: All GPUs here are the command's, as on a platform that gives them to its job.
         tell: Called in the thread with the latest states, every TELL_SECONDS.
         open_reader: Opens the driver's library; raises GpusUnreadError.
     """
@@ -461,6 +467,7 @@ class GpuLog:
         environ: Mapping[str, str],
         host: str,
         log: Log,
+        is_allotted: bool = False,
         tell: Callable[[tuple[GpuState, ...]], None] = lambda states: None,
         open_reader: Callable[[Mapping[str, str]], GpuReader] = GpuReader,
         clock: Callable[[], float] = time.monotonic,
@@ -469,6 +476,10 @@ class GpuLog:
         self._environ = environ
         self._host = host
         self._log = log
+        # Whoever sets the variable has chosen the GPUs.
+        self._is_allotted = is_allotted or VISIBLE in environ
+        self._owners = GpuOwners(is_allotted=self._is_allotted)
+        self._has_said_whose = False
         self._tell = tell
         self._open_reader = open_reader
         self._clock = clock
@@ -500,12 +511,38 @@ class GpuLog:
         self._is_closing.set()
         if self._thread is not None:
             self._thread.join(CLOSE_SECONDS)
+            if self._thread.is_alive():
+                text = "GPU load: the driver does not answer; figures end where it stopped"
+                self._log.event(EventName.GPU_LOAD_UNREAD, text=text)
             self._thread = None
 
     def loads(self) -> GpuLoads:
-        """Returns the loads of the command; after `close`."""
+        """Returns the loads of the command, and logs whose they are if in doubt; after `close`."""
         rows = read_rows(self._output / FILE) if self._gpus else []
-        return loads_of(rows, self._gpus, host=self._host, spans=self._spans())
+        gpus = self._owners.of_run(self._gpus)
+        loads = loads_of(rows, gpus, host=self._host, spans=self._spans())
+        self._say_whose(loads)
+        return loads
+
+    def _say_whose(self, loads: GpuLoads) -> None:
+        """Logs, once, that GPUs of other people may be among the loads, or that all are theirs."""
+        if self._has_said_whose or self._is_allotted or not self._gpus:
+            return
+        text = ""
+        num_gpus = numbered(len(self._gpus), "GPU")
+        if self._owners.is_known and not loads:
+            text = (
+                f"GPU load: only processes outside this run compute on the {num_gpus}: what they "
+                "load does not count"
+            )
+        elif not self._owners.is_known and len(loads) > 1 and busy_share(loads):
+            text = (
+                f"GPU load: which of the {len(loads)} GPUs the run uses is not known (the driver "
+                f"names no process of it), so the load is of all; set {VISIBLE}"
+            )
+        if text:
+            self._has_said_whose = True
+            self._log.event(EventName.GPU_LOAD_INCOMPLETE, text=text)
 
     def _run(self) -> None:
         try:
@@ -531,6 +568,7 @@ class GpuLog:
         while reader.gpus and not self._is_closing.wait(max(0.0, due - self._clock())):
             before = time.thread_time()
             look = reader.look()
+            self._owners.look(reader)
             self._take(look)
             self._find_zeros()
             costs.append(time.thread_time() - before - look.pcie_cpu_seconds)
@@ -539,7 +577,9 @@ class GpuLog:
 
     def _take(self, look: Look) -> None:
         now = self._clock()
-        self._latest = (now, look.states)
+        used_gpus = self._owners.of_run([state.gpu for state in look.states])
+        states = tuple(state for state in look.states if state.gpu in used_gpus)
+        self._latest = (now, states)
         if look.refused:
             text = f"GPU load: not known here: {'; '.join(look.refused)}"
             self._log.event(EventName.GPU_LOAD_INCOMPLETE, text=text)
@@ -549,7 +589,7 @@ class GpuLog:
         self._rows.add(look.states, now=now - self._zero)
         if now - self._told_at >= TELL_SECONDS:
             self._told_at = now
-            self._tell(look.states)
+            self._tell(states)
 
     def _find_zeros(self) -> None:
         """Notes when ranks asked for their first batch, from which their timelines count.

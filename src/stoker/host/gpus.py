@@ -9,6 +9,7 @@ import contextlib
 import importlib
 import math
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -34,7 +35,15 @@ _LOST = (1, 9, 15, 16)
 _REFUSED = (2, 3, 4, 13, 25, 26)
 _LIBRARY_NOT_FOUND = 12
 _DRIVER_NOT_LOADED = 9
+_VERSION_MISMATCH = 18
 _FUNCTION_NOT_FOUND = 13
+_FIXES: Mapping[int, str] = MappingProxyType(
+    {
+        # The container toolkit gives the library only to those that ask for it.
+        _LIBRARY_NOT_FOUND: f" (containers: {_CAPABILITY})",
+        _VERSION_MISMATCH: " (the driver was updated while it was loaded: restart)",
+    }
+)
 # A look in which no question is answered, so often in a row: the GPU does not answer any more.
 _SILENT_LOOKS = 3
 
@@ -64,7 +73,8 @@ _PCIE_CPU_SHARE = 0.0002
 _Amount = Annotated[float, msgspec.Meta(ge=0)]
 _BusyShare = Annotated[float, msgspec.Meta(ge=0, le=1)]
 _Place = Annotated[int, msgspec.Meta(ge=0, le=4096)]
-_DriverText = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
+_MAX_TEXT = 200
+_DriverText = Annotated[str, msgspec.Meta(min_length=1, max_length=_MAX_TEXT)]
 
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -248,8 +258,7 @@ class GpuReader:
                 raise _no_rocm() from None
             code = _code_of(err)
             is_absent = code in (_LIBRARY_NOT_FOUND, _DRIVER_NOT_LOADED) and not is_here
-            # The container toolkit gives the library only to those that ask for it.
-            fix = f" (containers: {_CAPABILITY})" if code == _LIBRARY_NOT_FOUND else ""
+            fix = _FIXES.get(code or 0, "")
             raise GpusUnreadError(f"NVML: {err}{fix}", is_news=not is_absent) from None
         self._open = True
         self._handles: dict[Gpu, _Handles] = {}
@@ -265,6 +274,13 @@ class GpuReader:
         """The GPUs that answer."""
         return tuple(self._handles)
 
+    def pids_on(self, gpu: Gpu) -> tuple[int, ...] | None:
+        """Returns the processes that compute on a GPU, as the host numbers them; None: untold."""
+        try:
+            return self._handles[gpu].pids(self._nvml)
+        except Exception:  # of the driver's library; that a GPU is lost is told by its look
+            return None
+
     def close(self) -> None:
         """Closes the library; may be called twice."""
         if self._open:
@@ -275,13 +291,14 @@ class GpuReader:
     def look(self) -> "Look":
         """Asks all GPUs; takes about 20 ms for each GPU whose PCIe traffic is counted."""
         states = []
-        refused = []
+        refused = defaultdict[str, list[str]](list)
         lost = []
         pcie_cpu_seconds = 0.0
         for gpu, handles in list(self._handles.items()):
             answers = handles.look(self._nvml, self._clock, self._cpu_clock)
             pcie_cpu_seconds += answers.pcie_cpu_seconds
-            refused += [f"{question} of GPU {gpu.number}" for question in answers.refused]
+            for question in answers.refused:
+                refused[question].append(gpu.number)
             if answers.lost:
                 del self._handles[gpu]
                 lost.append(f"GPU {gpu.number} ({gpu.uuid}): {answers.lost}")
@@ -289,7 +306,7 @@ class GpuReader:
                 states.append(GpuState(gpu=gpu, sample=answers.sample))
         return Look(
             tuple(states),
-            refused=tuple(refused),
+            refused=tuple(f"{what} of {_gpus(which)}" for what, which in refused.items()),
             lost=tuple(lost),
             pcie_cpu_seconds=pcie_cpu_seconds,
         )
@@ -329,7 +346,7 @@ class Look:
     """What one look at all GPUs gave.
 
     Attributes:
-        refused: Questions that are not answered, once each.
+        refused: Questions that are not answered, once each, with the GPUs that refuse them.
         lost: GPUs that do not answer any more, once each.
         pcie_cpu_seconds: CPU time of the question about PCIe, which is asked rarely if it costs.
     """
@@ -358,6 +375,10 @@ class _Handles:
         self._questions = list(_OF_SLICE if is_slice else _QUESTIONS)
         self._pcie_at = -math.inf
         self._silent = 0
+
+    def pids(self, nvml: ModuleType) -> tuple[int, ...]:
+        processes = nvml.nvmlDeviceGetComputeRunningProcesses(self._own)
+        return tuple(int(process.pid) for process in processes)
 
     def look(
         self, nvml: ModuleType, clock: Callable[[], float], cpu_clock: Callable[[], float]
@@ -392,6 +413,12 @@ class _Handles:
             return _Answers(refused=tuple(refused), lost=f"it answers nothing: {failed}")
         sample = msgspec.convert(answers, GpuSample) if answers else None
         return _Answers(sample, refused=tuple(refused), pcie_cpu_seconds=pcie_cpu_seconds)
+
+
+def _gpus(numbers: Sequence[str]) -> str:
+    if len(numbers) == 1:
+        return f"GPU {numbers[0]}"
+    return f"{len(numbers)} GPUs"
 
 
 def _asked(question: str, nvml: ModuleType, handle: object) -> object:
@@ -459,7 +486,9 @@ def _code_of(err: Exception) -> int | None:
 def _text(value: str | bytes) -> str:
     # Packages before 12.0 return bytes.
     text = value.decode(errors="replace") if isinstance(value, bytes) else value
-    return text[:200] or "not known"
+    # A control character of a virtual GPU's name would reach terminals.
+    printable = "".join(letter if letter.isprintable() else " " for letter in text)
+    return " ".join(printable.split())[:_MAX_TEXT] or "not known"
 
 
 def _no_rocm() -> GpusUnreadError:

@@ -24,6 +24,13 @@ _FILES = (("inactive_file", "active_file"), ("total_inactive_file", "total_activ
 _DROPPABLE_KERNEL_MEMORY = "slab_reclaimable"
 # Refaults of files; until Linux 5.9 there were no others.
 _REFAULTS = ("workingset_refault_file", "workingset_refault")
+# What goes to compressed memory in front of a swap file (zswap) is counted apart.
+_SWAPPED_IN = ("pswpin", "zswpin")
+_SWAPPED_OUT = ("pswpout", "zswpout")
+# What a group may have in swap, and has: version 2. Version 1 limits both together.
+_SWAP_LIMIT = ("memory.swap.max",)
+_SWAP_USED = ("memory.swap.current",)
+_LIMIT_WITH_SWAP = ("memory.memsw.limit_in_bytes",)
 # Version 1 shows "no limit" as a number of nearly 2**63.
 _NO_LIMIT = 1 << 60
 
@@ -62,12 +69,14 @@ class ProcessMemory:
         private_bytes: Written by this process, and shared with no other one.
         anonymous_bytes: Resident without files and shared memory, inherited pages included.
         swapped_bytes: Swapped out.
+        pss_anonymous_bytes: As `pss_bytes`, of `anonymous_bytes`; None: before Linux 4.20.
     """
 
     pss_bytes: int
     private_bytes: int
     anonymous_bytes: int
     swapped_bytes: int
+    pss_anonymous_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +111,7 @@ def process_memory(pid: int) -> ProcessMemory | None:
         private_bytes=sizes.get("Private_Dirty", 0),
         anonymous_bytes=sizes.get("Anonymous", 0),
         swapped_bytes=sizes.get("Swap", 0),
+        pss_anonymous_bytes=sizes.get("Pss_Anon"),
     )
 
 
@@ -123,6 +133,19 @@ def is_swapping() -> bool:
     return sizes.get("SwapTotal:", 0) > sizes.get("SwapFree:", 0)
 
 
+def swap_room_bytes() -> int:
+    """Returns what may still be swapped out of this process's group; 0: the kernel kills first."""
+    room = dict(_pairs(_MEMINFO)).get("SwapFree:", 0) * _KIB
+    for group in dict.fromkeys(machine.memory_groups()):
+        limit = _number(group, _SWAP_LIMIT)
+        both = _number(group, _LIMIT_WITH_SWAP)
+        if limit is not None:
+            room = min(room, limit - (_number(group, _SWAP_USED) or 0))
+        elif both is not None and both < _NO_LIMIT:
+            room = min(room, both - (_number(group, _LIMITS) or 0))
+    return max(0, room)
+
+
 def swapped_bytes(pids: Iterable[int]) -> int:
     """Returns what of these processes is swapped out; takes 0.03 ms for each of them."""
     statuses = (dict(_pairs(Path(f"/proc/{pid}/status"))) for pid in pids)
@@ -137,8 +160,8 @@ def paging() -> Paging:
     return Paging(
         refaulted_bytes=counts[0] * page,
         major_faults=counts[1],
-        swapped_in_bytes=whole.get("pswpin", 0) * page,
-        swapped_out_bytes=whole.get("pswpout", 0) * page,
+        swapped_in_bytes=sum(whole.get(name, 0) for name in _SWAPPED_IN) * page,
+        swapped_out_bytes=sum(whole.get(name, 0) for name in _SWAPPED_OUT) * page,
     )
 
 
@@ -156,7 +179,7 @@ def group_shared_bytes() -> int | None:
 def memory_use() -> MemoryUse | None:
     """Returns the use that is nearest to its limit, of all cgroups and of the machine.
 
-    Reads some files of at most 10 kB (0.1 to 0.3 ms). None: nothing is known.
+    Reads a few small files (0.1 to 0.2 ms). None: nothing is known.
     """
     return max(memory_uses(), key=lambda use: use.share, default=None)
 
@@ -172,15 +195,17 @@ def room_bytes(available_bytes: int) -> int:
 
 
 def _of_groups() -> Iterator[MemoryUse]:
-    for group in machine.memory_groups():
-        used = _number(group, _USED)
+    # A folder may be found in two ways.
+    for group in dict.fromkeys(machine.memory_groups()):
+        # First, as most groups have none, and what is used takes ten times as long to read.
+        limits = [(names, _number(group, names)) for names in (_LIMITS, _SLOWING)]
+        bounds = [(names, limit) for names, limit in limits if limit and limit < _NO_LIMIT]
+        used = _number(group, _USED) if bounds else None
         if used is None:
             continue
         used = max(0, used - _droppable(group / "memory.stat"))
-        for names in (_LIMITS, _SLOWING):
-            limit = _number(group, names)
-            if limit is not None and 0 < limit < _NO_LIMIT:
-                yield MemoryUse(used, limit, is_cgroups=True, only_slows=names == _SLOWING)
+        for names, limit in bounds:
+            yield MemoryUse(used, limit, is_cgroups=True, only_slows=names == _SLOWING)
 
 
 def _of_machine() -> Iterator[MemoryUse]:
@@ -231,6 +256,8 @@ def _pairs(path: Path) -> Iterator[tuple[str, int]]:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
+        # Without a buffer it takes a third of the time of `read_text`.
+        with open(path, "rb", buffering=0) as file:
+            return file.read().decode("utf-8", "replace")
     except OSError:
         return ""

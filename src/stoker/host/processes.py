@@ -10,11 +10,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable
-from concurrent.futures import Future
+from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
 
 import psutil
+
+from stoker.pending_error import PendingError
 
 # What survives SIGKILL for that long is blocked in the kernel.
 KILL_SECONDS = 5.0
@@ -53,6 +55,15 @@ def descendants(*, spared: Collection[int] = ()) -> list[psutil.Process]:
     return processes
 
 
+def is_below_this_process(pid: int) -> bool | None:
+    """Returns whether a process is below this one; None: there is none of this pid here."""
+    try:
+        parents = psutil.Process(pid).parents()
+    except psutil.Error:
+        return None
+    return os.getpid() in [parent.pid for parent in parents]
+
+
 def signal_all(processes: Iterable[psutil.Process], number: int) -> None:
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -75,7 +86,13 @@ def _children(pid: str) -> list[int]:
     return pids
 
 
-_Start = tuple[Callable[[], None], Future[None]]
+@dataclass(slots=True)
+class _Start:
+    """A child that another thread starts."""
+
+    start: Callable[[], None]
+    is_done: threading.Event = field(default_factory=threading.Event)
+    failure: PendingError = field(default_factory=PendingError)
 
 
 def start_to_last(start: Callable[[], None]) -> None:
@@ -91,10 +108,12 @@ def start_to_last(start: Callable[[], None]) -> None:
     if threading.current_thread() is threading.main_thread():
         _fork_without_stdin(start)
         return
-    started: Future[None] = Future()
+    starting = _Start(start)
     # By pid: a forked child inherits the cached queue, but not its thread.
-    _starter(os.getpid()).put((start, started))
-    started.result()
+    _starter(os.getpid()).put(starting)
+    starting.is_done.wait()
+    if starting.failure.is_there:
+        raise starting.failure.take()
 
 
 @functools.lru_cache(maxsize=1)
@@ -104,16 +123,20 @@ def _starter(pid: int) -> "SimpleQueue[_Start]":
 
     def run() -> None:
         while True:
-            start, started = starts.get()
-            try:
-                _fork_without_stdin(start)
-            except BaseException as err:
-                started.set_exception(err)
-            else:
-                started.set_result(None)
+            # In a call of its own: nothing of the last one is kept while the thread waits.
+            _start_next(starts)
 
     threading.Thread(target=run, name="stoker-starter", daemon=True).start()
     return starts
+
+
+def _start_next(starts: "SimpleQueue[_Start]") -> None:
+    starting = starts.get()
+    try:
+        _fork_without_stdin(starting.start)
+    except BaseException as err:
+        starting.failure.keep(err)
+    starting.is_done.set()
 
 
 _here = threading.local()

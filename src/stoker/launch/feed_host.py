@@ -23,6 +23,7 @@ from stoker.launch.supervise import (
     reap_orphans,
 )
 from stoker.logs import EventName
+from stoker.units import numbered
 
 # After the first SIGTERM, batches in progress may still be sent; trainers ask other hosts.
 DRAIN_SECONDS = 10.0
@@ -153,7 +154,7 @@ def _run_agent(
 
 def _end_words(agent: Agent, membership: Membership) -> str:
     """Returns how a host ended that did not fail: with the run, without it, or when asked to."""
-    words = f"{agent.num_sent} batches sent"
+    words = f"{numbered(agent.num_sent, 'batch', 'batches')} sent"
     verdict = membership.verdict
     if verdict is None:
         return f"{words}, asked to stop"

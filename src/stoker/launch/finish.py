@@ -22,10 +22,12 @@ from stoker.failure_reasons import (
     innermost,
     reason_of_failure,
     shortened,
+    with_cause,
     without_events,
     words_of_feed,
 )
 from stoker.feed.bad_samples import join_files
+from stoker.feed.dealt_steps import read_balance
 from stoker.feed.rank_reports import all_batches, counted_steps
 from stoker.feed.resource_usage import read_usage
 from stoker.feed.timeline import FILE as TIMELINE_FILE
@@ -219,6 +221,7 @@ def _facts(
         ),
         is_unfed=outcome.is_unfed,
         bad_samples=_bad_samples(output, progress, run.log),
+        balance=read_balance(output),
         metrics=_metrics(settings, output, run.log),
         lineage=Lineage(
             inputs=dict(seen.inputs),
@@ -399,12 +402,17 @@ class RankFailure(msgspec.Struct, frozen=True, kw_only=True):
     message: str = ""
     traceback: str = ""
 
+    @property
+    def lines(self) -> list[str]:
+        return self.traceback.splitlines()
+
     def text(self) -> str:
         raised = f"{self.type}: {self.message}"
         # A worker's error that kept its arguments has its text in a note.
         _, head, note = self.traceback.rpartition(f"{raised}\nCaught ")
         worker = innermost(raised) or (head and innermost(f"Caught {note}"))
         cause = words_of_feed(raised) or worker or raised
+        cause = with_cause(cause, lines=self.lines)
         return f"rank {self.rank} on {self.host}: {cause}\n{self.traceback}"
 
 

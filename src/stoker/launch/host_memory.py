@@ -32,7 +32,7 @@ from stoker.repeat import Clock
 LOOK_SECONDS = 1.0
 # Of the limit: from here on it matters who holds what is in use.
 _SHORT = 0.8
-# Pages are counted again once so much more of the limit is in use, and in 1 % of the time at most.
+# Pages are counted again once so much more of the limit is in use, and in 1% of the time at most.
 _MORE = 0.02
 _MAX_SHARE = 0.01
 
@@ -86,15 +86,21 @@ class HostMemoryWatch:
         self._counted_share = 0.0
         self._swapped_bytes = 0
 
-    def look(self) -> MemoryPeak | None:
-        """Returns what was highest so far, after a look if one is due; None: nothing is known.
+    def look(self) -> bool:
+        """Looks if it is due, and returns whether it was.
 
-        Takes a third of a millisecond, and 1 % of the time where a machine's memory is short.
+        Takes a third of a millisecond, and 1% of the time where a machine's memory is short.
         """
         now = self._clock()
-        if now >= self._due_at:
+        is_due = now >= self._due_at
+        if is_due:
             self._due_at = now + LOOK_SECONDS
             self._look(now)
+        return is_due
+
+    def peak(self) -> MemoryPeak | None:
+        """Returns what was highest so far, after a look if one is due; None: nothing is known."""
+        self.look()
         if self._peak is None or self._now is None:
             return None
         shares = self._shares()
@@ -129,7 +135,7 @@ class HostMemoryWatch:
             self._counted_share = use.share
             self._ours_bytes = self._count_ours()
             seconds = self._clock() - now
-            # The count took so many seconds: they are 1 % of the time until the next one.
+            # The count took so many seconds: they are 1% of the time until the next one.
             self._processes_due_at = now + seconds / _MAX_SHARE
 
     def _count_ours(self) -> int:

@@ -403,7 +403,7 @@ class Membership:
             has_start=self.start_order is not None,
             unfed_ranks=self._said_unfed_ranks,
             others=self._others.look(),
-            memory=self.memory.look(),
+            memory=self.memory.peak(),
         )
 
     def _received(self, connection: "zmq.Socket[bytes]") -> list[Message]:

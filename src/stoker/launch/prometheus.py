@@ -116,6 +116,9 @@ _METRICS = (
     _Metric(HostWork, "moved", "counter", "stoker_feed_moved_batches",
             "Batches that were taken away from the host because it was lost, dropped them or "
             "was late, and made elsewhere. Each rise marks an incident."),
+    _Metric(HostWork, "shared_samples", "counter", "stoker_feed_shared_samples",
+            "Samples that the host made for batches which another host put together: the first "
+            "and last batches of epochs. None at all: they cost less than sharing them does."),
     _Metric(HostWork, "busy_seconds", "counter", "stoker_feed_busy_seconds",
             "Seconds that the host's data workers were at work, together. rate() over "
             "stoker_feed_workers near 1: more data workers are needed."),

@@ -314,7 +314,8 @@ class LeaderGuards(RunGuards):
 
     def _look_at_ranks(self) -> None:
         self._count_others()
-        self._look_at_memory()
+        if self._memory_watch and self._memory_watch.look():
+            self._look_at_memory()
         self.watchdog.tick()
 
     def _count_others(self, *, is_last: bool = False) -> None:
@@ -324,7 +325,7 @@ class LeaderGuards(RunGuards):
 
     def _look_at_memory(self) -> None:
         if self._memory_watch:
-            self.memory.add(self._run.topology.host, self._memory_watch.look())
+            self.memory.add(self._run.topology.host, self._memory_watch.peak())
 
     def _new_watchdog(self) -> Watchdog:
         run = self._run

@@ -28,6 +28,7 @@ from stoker.host.machine import vcpu_capacity
 from stoker.host.processes import descendants, signal_all
 from stoker.logs import EventName, Log
 from stoker.records.secrets import HIDDEN
+from stoker.units import numbered, size
 
 STDERR_TAIL_BYTES = 64 << 10
 _CHUNK_BYTES = 1 << 16
@@ -430,9 +431,10 @@ def _memory_kill(kills_before: int | None) -> str:
     kills = machine.num_memory_kills()
     if kills is None or kills_before is None or kills <= kills_before:
         return ""
-    words = f"out of memory: the kernel killed {kills - kills_before} process(es)"
+    killed = numbered(kills - kills_before, "process", "processes")
+    words = f"out of memory: the kernel killed {killed}"
     if limit := machine.limit_bytes():
-        words += f" (limit {limit / 2**30:.1f} GiB)"
+        words += f" (limit {size(limit)})"
     return words
 
 

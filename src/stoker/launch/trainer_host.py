@@ -348,7 +348,15 @@ def _leave(run: HostRun, engine: EngineCommands, membership: Membership, ending:
 def _gpu_log(
     run: HostRun, *, tell: Callable[[tuple[GpuState, ...]], None] = lambda states: None
 ) -> GpuLog:
-    return GpuLog(run.output, environ=run.environ, host=run.topology.host, log=run.log, tell=tell)
+    platform = info_of(platform_name(run.topology, run.environ))
+    return GpuLog(
+        run.output,
+        environ=run.environ,
+        host=run.topology.host,
+        log=run.log,
+        is_allotted=not platform.is_this_machine,
+        tell=tell,
+    )
 
 
 def _is_consequence(change: Change) -> bool:

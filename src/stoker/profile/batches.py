@@ -10,7 +10,7 @@ Of the loader: which one is measured, whether its stream divides itself among wo
 whether the script changes what a loader without workers makes its batches from. Under data hosts or
 with a plan's workers such a loader is made in the trainer (feed/in_step.py), so that neither helps:
 what the script had in hand between two batches is compared, of the first ones all, of later ones
-for at most 0.5 % of the time.
+for at most 0.5% of the time.
 """
 
 import contextlib
@@ -167,9 +167,10 @@ def length_of(loader: DataLoader[object]) -> int | None:
 
 
 def is_cuda_used() -> bool:
-    """Whether this process uses an NVIDIA accelerator; does not initialise CUDA."""
-    if not torch.cuda.is_available():
-        return False
+    """Whether this process uses an NVIDIA accelerator.
+
+    Whether there is one is not asked: ranks that the script forks later could not use it then.
+    """
     return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
 
 

@@ -12,11 +12,13 @@ from itertools import chain
 import msgspec
 
 from stoker.errors import UsageError
+from stoker.feed.device_events import bare_uuid
 from stoker.feed.timeline import waits_longest
 from stoker.platforms.sagemaker.load import group_loads
 from stoker.platforms.sagemaker.observed_job import ObservedJob
 from stoker.profile.memory.findings import memory_findings, memory_of
 from stoker.profile.rank_results import (
+    HOST,
     AsIs,
     Cost,
     Drain,
@@ -30,15 +32,17 @@ from stoker.profile.states import (
     Signs,
     find_fixes,
     find_states,
+    launch,
     neighbour_seconds,
     others_of,
     signs_of,
     slowest_of,
+    strange_load_words,
     transfer_seconds,
     with_one_step,
     without_stops,
 )
-from stoker.profile.steps import HOST, speed_spread
+from stoker.profile.steps import speed_spread
 from stoker.records import (
     Check,
     LoaderRate,
@@ -117,6 +121,7 @@ def loader_of(ranks: Sequence[RankResult]) -> ProfiledLoader | None:
         divides=_divides(answers),
         made_here=first.made_here or None,
         in_step=first.in_step or None,
+        fails_in_workers=first.fails_in_workers or None,
         shippable=first.shippable,
         splits=first.splits,
     )
@@ -293,6 +298,7 @@ def combine(
     Raises:
         UsageError: If there are no ranks, some are missing, or one lacks a part.
     """
+    gpus = _trained_on(gpus, ranks)
     timed = with_one_step(_with_what_they_had(_complete(ranks)))
     total = _global_step(without_stops(timed))
     results = total.results
@@ -310,9 +316,20 @@ def combine(
         loader=loader_of(results),
         epochs=epochs_of(total.waiting.result, batch_in_one_worker=_loader_wall(total.waiting)),
         memory=memory_of(results),
-        what={**what, **_facts_of(total, note=note_of_host(results[0], host))},
+        what={**what, **_facts_of(total, host_note=note_of_host(results[0], host), gpus=gpus)},
     )
     return _checked(profile, total, settings=settings)
+
+
+def _trained_on(gpus: GpuLoads, ranks: Sequence[RankResult]) -> GpuLoads:
+    """Returns the loads of the GPUs that the ranks trained on; of all where that is not known.
+
+    A script may choose one of eight itself, and other people's programs use the others.
+    """
+    if not all(rank.gpu_uuids for rank in ranks):
+        return gpus
+    used = set(chain.from_iterable(rank.gpu_uuids for rank in ranks))
+    return tuple(gpu for gpu in gpus if bare_uuid(gpu.uuid) in used) or gpus
 
 
 def _global_step(ranks: Sequence[RankResult]) -> _GlobalStep:
@@ -355,7 +372,7 @@ def _terms_of(total: _GlobalStep) -> StepTerms:
     return StepTerms(
         step_seconds=waiting.as_is.step_seconds.median,
         wait_seconds=waiting.as_is.wait_seconds.median,
-        accelerator_step_seconds=slowest.accelerator.step_seconds.median,
+        accelerator_step_seconds=slowest.result.replayed_seconds,
         transfer_seconds=transfer_seconds(slowest.result),
         neighbour_seconds=neighbour_seconds(slowest.result),
         loader_cpu_seconds=cpu_seconds,
@@ -425,14 +442,22 @@ def _observed(total: _GlobalStep, gpus: GpuLoads) -> Observed:
     )
 
 
-def _facts_of(total: _GlobalStep, *, note: str | None) -> dict[str, Value]:
-    """Returns what else is known of the training; `note`: on its host."""
+def _facts_of(total: _GlobalStep, *, host_note: str | None, gpus: GpuLoads) -> dict[str, Value]:
+    """Returns what else is known of the training.
+
+    Args:
+        total: A step of all ranks.
+        host_note: A note on their hosts; None: there is none.
+        gpus: Load of the GPUs during the job.
+    """
     first = total.results[0]
     notes: list[str] = []
     for rank in total.results:
         notes += rank.notes
-    if note:
-        notes.append(note)
+    if host_note:
+        notes.append(host_note)
+    if strange := strange_load_words(_terms_of(total), gpus):
+        notes.append(strange)
     facts: dict[str, Value] = {
         "versions": {**first.versions},
         "ranks": len(total.measured_ranks),
@@ -453,6 +478,15 @@ def _checked(profile: Profile, total: _GlobalStep, *, settings: ProfileSettings)
     step = profile.timed_step
     short, memory_fixes = memory_findings(profile.memory, total.results, read_bytes=step.read_bytes)
     states = find_states(total.results, parts=parts)
+    loads: GpuLoads = ()
+    if profile.observed:
+        loads = profile.observed.gpus
+    launching = launch(step, loads, parts=parts)
+    named = {state.id for state in states}
+    # Python code in the main thread is a cause of its own.
+    if launching is not None and "gil" not in named:
+        # A GPU that idles does not set the pace.
+        states = (launching, *(state for state in states if state.id != "accelerator"))
     if short is not None:
         # First: a process that is killed ends all else.
         states = (short, *states)

@@ -189,6 +189,8 @@ def _limit_named(profile: Profile, *, share: float) -> str:
     if share < LEAST_GAIN and "transfer" in states:
         copying = ms(profile.timed_step.transfer_seconds or 0.0)
         return f": the limit is {limit}, which waits {copying} of it for copies of its batch"
+    if share < LEAST_GAIN and "launch" in states:
+        return ": stoker does not help here; the script's own thread sets the pace, not the GPU"
     if share < LEAST_GAIN:
         return ": stoker does not help here; the accelerator sets the pace"
     if binding := _limit(profile):
@@ -305,7 +307,7 @@ def _facts(profile: Profile) -> Iterator[str]:
     step = profile.timed_step
     host = profile.host
     if step.global_batch_size is not None:
-        batch = f"{step.global_batch_size} samples per step"
+        batch = f"{numbered(step.global_batch_size, 'sample')} per step"
         if step.batch_bytes:
             batch += f", {size(step.batch_bytes)}"
         yield batch

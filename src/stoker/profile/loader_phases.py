@@ -78,6 +78,8 @@ _FILLING = 3
 _MIN_SECONDS = 0.5
 # The round of one number of workers: in a shorter one their start weighs too much.
 _ROUND_SECONDS = 3.0
+# In an error that torch hands on from a worker.
+_TRACEBACK = "Original Traceback (most recent call last)"
 _MOST_ROUNDS = 3
 # Workers are idle when they use less than this share of a vCPU in this many polls.
 _IDLE_SHARE = 0.05
@@ -440,7 +442,11 @@ def _as_it_is(report: object) -> object:
 
 
 def error_words(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    text = str(error)
+    if _TRACEBACK in text:
+        # Of a worker: its own error stands at the end.
+        return text.strip().splitlines()[-1][:200]
+    return f"{type(error).__name__}: {' '.join(text.split())[:200]}"
 
 
 def worker_counts(*, script: int, vcpus: int, ranks_on_host: int, seconds: float) -> list[int]:
@@ -518,6 +524,21 @@ def _cpu_seconds_of_workers(iterator: object) -> float:
     return sum(running)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadingAlone:
+    """The loader without the model.
+
+    Attributes:
+        drains: What it gave, by number of workers.
+        notes: Why some numbers gave nothing.
+        error: What it raised in workers; empty: nothing.
+    """
+
+    drains: tuple[Drain, ...]
+    notes: tuple[str, ...]
+    error: str = ""
+
+
 def measure_loading(
     loader: Loader,
     *,
@@ -527,8 +548,8 @@ def measure_loading(
     iterate: Iterate,
     log: Log,
     more: Callable[[Sequence[Drain]], Sequence[int]] = lambda drains: (),
-) -> tuple[list[Drain], list[str]]:
-    """Measures the loader alone at each of `counts`, in turns, in `seconds`; also returns notes.
+) -> LoadingAlone:
+    """Measures the loader alone at each of `counts`, in turns, in `seconds`.
 
     Args:
         more: Returns counts to try as well, from what the first turn of `counts` gave; without
@@ -556,14 +577,22 @@ def measure_loading(
             wall_seconds=drained.wall_seconds.median,
             batches=drained.cpu_seconds.samples,
         )
-    return drains, list(trials.failed.values())
+    return LoadingAlone(
+        drains=tuple(drains), notes=tuple(trials.failed.values()), error=trials.error
+    )
 
 
 class _Trials:
-    """Rounds of the loader alone, by number of workers, and why some failed."""
+    """Rounds of the loader alone, by number of workers, and why some failed.
+
+    Attributes:
+        failed: Why a number of workers gave no figures, as a note.
+        error: What the loader raised first; empty: nothing.
+    """
 
     def __init__(self, loader: Loader, *, is_stopped: Callable[[], bool], iterate: Iterate) -> None:
         self.failed: dict[int, str] = {}
+        self.error = ""
         self._loader = loader
         self._is_stopped = is_stopped
         self._iterate = iterate
@@ -590,7 +619,9 @@ class _Trials:
             self._rounds.setdefault(workers, []).append(read)
         except Exception as err:
             # A process edge: the dataset is the user's, and may not work in workers at all.
-            self.failed[workers] = f"the loader failed with {workers} workers: {error_words(err)}"
+            words = error_words(err)
+            self.error = self.error or words
+            self.failed[workers] = f"the loader failed with {workers} workers: {words}"
 
     def drains(self, counts: Sequence[int]) -> list[Drain]:
         """Returns what each of `counts` gave, less those that made too few batches."""

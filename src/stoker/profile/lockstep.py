@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 # Steps between the announcement and the change. Without accelerators a rank is at most one step
 # ahead; with them the host runs ahead of the device by as many steps as its queue takes.
 LEAD_STEPS = 4
-LEAD_STEPS_CUDA = 16
+LEAD_STEPS_ON_DEVICE = 16
 
 _POLL_SECONDS = 0.02
 _MEET_SECONDS = 30.0
@@ -88,7 +88,12 @@ class Agreement:
     """The step at which all ranks change phase; rank 0 announces it `lead_steps` ahead."""
 
     def __init__(
-        self, board: Board, *, rank: int, world_size: int, lead_steps: int = LEAD_STEPS
+        self,
+        board: Board,
+        *,
+        rank: int,
+        world_size: int,
+        lead_steps: Callable[[], int] = lambda: LEAD_STEPS,
     ) -> None:
         self._board = board
         self._rank = rank
@@ -103,7 +108,7 @@ class Agreement:
         self._steps[phase] = at_step
         if self._world_size > 1:
             # The other ranks have to read the note before they reach that step.
-            self._steps[phase] += self._lead_steps
+            self._steps[phase] += self._lead_steps()
         self._post(phase, str(self._steps[phase]))
 
     def is_due(self, phase: str, *, at_step: int) -> bool:

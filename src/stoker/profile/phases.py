@@ -30,6 +30,7 @@ from stoker.environment import ProcessSettings, from_environment
 from stoker.errors import UsageError
 from stoker.feed import loader as loader_module
 from stoker.feed.changes import making
+from stoker.feed.device_events import own_gpu_uuids
 from stoker.feed.epoch_times import epoch_times
 from stoker.feed.foreign_loaders import own_loaders
 from stoker.feed.memory import num_bytes
@@ -67,7 +68,7 @@ from stoker.profile.loader_phases import (
 )
 from stoker.profile.lockstep import (
     LEAD_STEPS,
-    LEAD_STEPS_CUDA,
+    LEAD_STEPS_ON_DEVICE,
     Agreement,
     Board,
     Findings,
@@ -77,7 +78,7 @@ from stoker.profile.lockstep import (
 from stoker.profile.memory.loop_growth import LoopWatch
 from stoker.profile.memory.python_objects import held_objects
 from stoker.profile.memory.watch import MemoryWatch, measure_growth
-from stoker.profile.rank_results import Drain, quartiles
+from stoker.profile.rank_results import HOST, Drain, quartiles
 from stoker.profile.script_phases import Reading, Replay, StepsSoFar, VariantPhases
 from stoker.profile.states import with_one_step
 from stoker.profile.steps import (
@@ -304,7 +305,7 @@ class ProfileSession:
             self._board,
             rank=place.rank,
             world_size=place.world_size,
-            lead_steps=LEAD_STEPS_CUDA if torch.cuda.is_available() else LEAD_STEPS,
+            lead_steps=self._lead_steps,
         )
         self._timeline_file = self._folder / f"baseline-timeline-rank{place.rank}.csv"
         self._timeline = Timeline(self._timeline_file)
@@ -315,6 +316,12 @@ class ProfileSession:
             agreement=self._agreement,
             is_stopped=lambda: self._is_stopping,
         )
+
+    def _lead_steps(self) -> int:
+        """Returns how far ahead a change of phase is announced: devices run behind their host."""
+        if self._reading.clock.name == HOST:
+            return LEAD_STEPS
+        return LEAD_STEPS_ON_DEVICE
 
     def _begin_as_is(self, loader: Loader) -> AsIsSteps:
         self._settle(place_of(self._settings))
@@ -496,7 +503,7 @@ class ProfileSession:
             )
         # A schedule for the script's number of steps (OneCycleLR) raises at the first one beyond.
         LRScheduler.step = lambda self, epoch=None: None  # type: ignore[method-assign]
-        findings.learn(uses_cuda=is_cuda_used())
+        findings.learn(uses_cuda=is_cuda_used(), gpu_uuids=own_gpu_uuids())
         findings.count_neighbours()
         warm_up = WARM_UP_REPLAYS
         if steps.result().step_seconds.median > _SLOW_STEP_SHARE * self._budget:
@@ -702,7 +709,7 @@ class ProfileSession:
             ranks_on_host=rank.ranks_on_host,
             seconds=seconds,
         )
-        drains, notes = measure_loading(
+        alone = measure_loading(
             loader,
             counts=counts,
             seconds=seconds,
@@ -711,9 +718,13 @@ class ProfileSession:
             log=self._log,
             more=partial(self._more_counts, loader, counts),
         )
-        findings.note(*notes)
-        findings.learn(drains=tuple(drains))
+        drains = alone.drains
+        findings.note(*alone.notes)
+        findings.learn(drains=drains)
         facts = findings.result.loader
+        if facts is not None and not loader.num_workers and not drains:
+            # A dataset on an accelerator, say, which a forked process cannot use.
+            findings.learn(loader=msgspec.structs.replace(facts, fails_in_workers=alone.error))
         if facts is not None and facts.iterable and (loader.num_workers or drains):
             # Known now: workers ran in which the stream could ask which one it is in.
             divides = is_divided(findings.folder)

@@ -19,6 +19,7 @@ import msgspec
 
 from stoker.environment import PROFILE_ENDED_FILE, own_pod
 from stoker.errors import PlatformError, StokerError, UsageError, WorkloadError
+from stoker.failure_reasons import fix_of_shared_memory, with_cause
 from stoker.feed import timeline
 from stoker.feed.resource_usage import read_usage
 from stoker.feed.training_steps import longest_waiting_file
@@ -835,10 +836,11 @@ def _failure(
         missing = _MISSING_MODULE.fullmatch(failure.message)
         if missing and failure.type == "ModuleNotFoundError":
             fix = fix_of_missing_module(missing[1], command)
+        raised = f"{failure.type}: {failure.message}"
         error = WorkloadError(
-            f"{what}: {failure.type}: {failure.message}",
+            f"{what}: {raised}",
             where=", ".join(where) + again,
-            fix=fix,
+            fix=fix_of_shared_memory(with_cause(raised, lines=failure.lines)) or fix,
         )
         error.add_note(failure.traceback)
         return error

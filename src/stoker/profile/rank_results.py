@@ -20,7 +20,10 @@ from stoker.records import (
     Shippable,
     read_text,
 )
+from stoker.step_model import LEAST_GAIN
 
+# Of steps that no device timed.
+HOST = "host"
 # Blocks of steps of which a median and its quartiles are taken.
 MIN_BLOCKS = 3
 # Steps of a block at least, against noise.
@@ -150,7 +153,7 @@ class AsIs(msgspec.Struct, frozen=True, kw_only=True):
     first_wait_seconds: float | None = None
     others_vcpus: float = 0.0
     epoch_batches: int | None = None
-    clock: str = "host"
+    clock: str = HOST
     host_wait_seconds: float | None = None
 
     @property
@@ -159,6 +162,21 @@ class AsIs(msgspec.Struct, frozen=True, kw_only=True):
         if self.host_wait_seconds is None:
             return 0.0
         return max(0.0, self.host_wait_seconds - self.wait_seconds.median)
+
+    def bounds(self, cached: Quartiles) -> float:
+        """Returns the median of steps on cached batches, at most these steps where they show it.
+
+        By a device's clock a step as it is that waits for nothing is such a step as well, and its
+        batches lie where the loader puts them. It counts where the cached steps have two speeds, of
+        which the faster is its own.
+        """
+        is_on_device = self.clock != HOST
+        busy_seconds = self.step_seconds.median - self.wait_seconds.median
+        waits_for_nothing = self.wait_seconds.median < LEAST_GAIN * self.step_seconds.median
+        has_its_speed = cached.low <= (1 + LEAST_GAIN) * busy_seconds
+        if is_on_device and waits_for_nothing and has_its_speed:
+            return min(cached.median, busy_seconds)
+        return cached.median
 
 
 class AcceleratorOnly(msgspec.Struct, frozen=True, kw_only=True):
@@ -284,6 +302,7 @@ class LoaderFacts(msgspec.Struct, frozen=True, kw_only=True):
         made_here: Why the trainer's host makes its batches under a data group; empty: it is not
             known that it does.
         in_step: Why nothing may be made before the loop asks; empty: nothing was seen to change.
+        fails_in_workers: What a loader without workers raised in all of them; empty: nothing.
         shippable: Whether its dataset can be sent to data hosts; None: not known.
         splits: Whether the samples of a batch are made one by one; None: not known.
     """
@@ -299,6 +318,7 @@ class LoaderFacts(msgspec.Struct, frozen=True, kw_only=True):
     divides: bool | None = None
     made_here: str = ""
     in_step: str = ""
+    fails_in_workers: str = ""
     shippable: Shippable | None = None
     splits: bool | None = None
 
@@ -324,6 +344,7 @@ class RankMemory(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         looks: How often it was looked at; `look_seconds` is the mean time of one.
+        grown_bytes: What the worker that grew most grew by, in all.
         epoch_samples: Samples of an epoch of this rank; None: a stream does not say.
         others_bytes: What other programs of this rank's control group held; looked at as the files
             are, where memory is short.
@@ -334,12 +355,14 @@ class RankMemory(msgspec.Struct, frozen=True, kw_only=True):
     limit_bytes: int = 0
     used_bytes: int = 0
     is_cgroups: bool = False
+    only_slows: bool = False
     trainer_bytes: int = 0
     workers: int = 0
     worker_bytes: float = 0.0
     worker_private_bytes: float = 0.0
     copied_bytes_per_sample: float = 0.0
     grown_bytes_per_sample: float = 0.0
+    grown_bytes: float = 0.0
     swapped_bytes: int = 0
     swapped_bytes_per_second: float = 0.0
     refaulted_bytes_per_second: float = 0.0
@@ -373,6 +396,7 @@ class RankResult(msgspec.Struct, frozen=True, kw_only=True):
         vcpus: vCPUs that this process may use: 1.5 under a quota of one and a half.
         cpu_limit: What sets `vcpus`; pod: the pod's request, beyond which idle vCPUs may be used.
         is_pod: The process runs in a pod of Kubernetes.
+        gpu_uuids: UUIDs of the GPUs on which it held memory, as `own_gpu_uuids` has them.
         has_ended: The profile ended the process, not the script.
         ended_before: What the script was about to do to a user's file, which ended the profile.
     """
@@ -387,6 +411,7 @@ class RankResult(msgspec.Struct, frozen=True, kw_only=True):
     is_pod: bool = False
     ranks_on_host: int
     uses_cuda: bool = False
+    gpu_uuids: tuple[str, ...] = ()
     steps: int = 0
     replayed_steps: int = 0
     loaders: int = 0
@@ -423,10 +448,13 @@ class RankResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def replayed_seconds(self) -> float:
-        """A step on cached batches; 0: there was none."""
+        """A step on cached batches, as `AsIs.bounds` has it; 0: there was none."""
         if self.accelerator is None:
             return 0.0
-        return self.accelerator.step_seconds.median
+        cached = self.accelerator.step_seconds
+        if self.as_is is None:
+            return cached.median
+        return self.as_is.bounds(cached)
 
 
 def quartiles(values: Sequence[float], *, samples: int | None = None) -> Quartiles:

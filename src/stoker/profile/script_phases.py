@@ -6,7 +6,7 @@ Where a device trains, further replayed steps differ from the cached ones in one
     pinned          the batch is pinned and copied without waiting: what these settings would save
     beside-workers  today's loader workers make a batch for each step: what they cost it
 
-They follow the cached steps in this order, in the script's own loop, each in about 3 % of the
+They follow the cached steps in this order, in the script's own loop, each in about 3% of the
 budget. All ranks begin one at the same step; rank 0 says which are worth it.
 
 A script moves a batch by `tensor.to(device)`, `tensor.cuda()` or `target.copy_(tensor)`, itself or
@@ -42,9 +42,8 @@ from stoker.profile.batches import (
     ready_batches,
 )
 from stoker.profile.loader_phases import Iterate, Loader, error_words, shut_down, with_workers
-from stoker.profile.rank_results import Quartiles, ReplayVariants
+from stoker.profile.rank_results import HOST, Quartiles, ReplayVariants
 from stoker.profile.steps import (
-    HOST,
     REPLAY_ENOUGH,
     AsIsSteps,
     Enough,

@@ -8,6 +8,10 @@ stream waits for copies from the host; the same step on batches that are there a
 *neighbour*: loading on the host's own cores makes a step longer that waits for nothing, as its
 kernels are launched late. On CPUs both are part of the CPU time of a step.
 
+What the driver says of the GPUs is held against that step. *launch*: no batch is waited for, and
+yet no kernel runs for a good part of it, as the script's own thread launches too slowly or waits
+for results. A GPU that is busier than the step explains is used by something else as well.
+
 Fixes are changes to the script that cost no host, where the measurement supports them.
 """
 
@@ -29,9 +33,10 @@ from stoker.profile.rank_results import (
     epochs_of,
 )
 from stoker.records import Fix, ProfileState, StepTerms
+from stoker.records.gpu import GpuLoads, during_steps, used_gpus
 from stoker.records.other_programs import MAX_OTHERS
 from stoker.step_model import LEAST_GAIN, WAITS, Neighbour, Parts, more_workers
-from stoker.units import count, ms, percentage, size, vcpus_words, wait_share
+from stoker.units import count, ms, numbered, percentage, size, vcpus_words, wait_share
 
 # Two profiles of one training run differ by this much of a step.
 MIN_SHARE = LEAST_GAIN
@@ -82,6 +87,10 @@ _AHEAD = (
     "stoker.to_device(loader, device), with pin_memory=True: it copies the next batch while the "
     "accelerator works on this one"
 )
+# The driver counts time in which any kernel runs, in windows of a sixth of a second to a second.
+_MIN_IDLE = 0.3
+_MIN_STRANGE = 0.3
+_LEAST_SAMPLES = 3
 # Less than this share of a step is not worth a line.
 _MIN_GAIN = 0.05
 _MIN_FLOAT_BYTES = 1 << 20
@@ -108,6 +117,13 @@ _OF_STATES = {
         id="neighbour",
         text="launch less: CUDA graphs (torch.compile with mode='reduce-overhead') launch a whole "
         "step at once, which busy cores can hardly delay; or make batches on data hosts",
+        cost="small",
+    ),
+    "launch": Fix(
+        id="launch",
+        text="launch more at once: larger batches, CUDA graphs (torch.compile with "
+        "mode='reduce-overhead'), fused or foreach optimizers; and ask for results (.item(), "
+        ".cpu(), print) every some steps only",
         cost="small",
     ),
     "straggler": Fix(
@@ -148,8 +164,7 @@ class Signs:
         if self.rank.accelerator is None:
             return self.wait_share
         # Loading on the trainer's CPUs slows its steps even where no batch is waited for.
-        replayed = self.rank.accelerator.step_seconds.median
-        return max(self.wait_share, 1 - replayed / self.step_seconds)
+        return max(self.wait_share, 1 - self.rank.replayed_seconds / self.step_seconds)
 
     @property
     def worker_idle_share(self) -> float:
@@ -488,10 +503,13 @@ def _cpu(signs: Sequence[Signs], *, vcpus: float, busy: float) -> ProfileState |
     also = ""
     if others > MAX_OTHERS:
         also = f", {percentage(others)} with other programs"
+    used = f"{workers:.3f} CPU-seconds of loader workers and {trainers:.3f} of trainers"
+    if not any(rank.workers for rank in signs):
+        used = f"{trainers:.3f} CPU-seconds of trainers, which load their batches themselves"
     return ProfileState(
         id="cpu",
-        text=f"CPU-bound: a step uses {workers:.3f} CPU-seconds of loader workers and "
-        f"{trainers:.3f} of trainers, on {vcpus_words(vcpus)}, {percentage(busy)} busy{also}",
+        text=f"CPU-bound: a step uses {used}, on {vcpus_words(vcpus)}, {percentage(busy)} "
+        f"busy{also}",
         share=lost,
     )
 
@@ -609,10 +627,9 @@ def _accelerator(signs: Sequence[Signs], *, is_known: bool) -> ProfileState | No
     waiting = max(signs, key=lambda own: own.lost_share)
     if waiting.lost_share >= MAX_LOST or not (is_known or waiting.wait_share < MIN_SHARE):
         return None
-    accelerator = waiting.rank.accelerator
-    if accelerator is None:
+    if waiting.rank.accelerator is None:
         return None
-    replayed = accelerator.step_seconds.median
+    replayed = waiting.rank.replayed_seconds
     # The rest of the cached step waits for copies: a separate state.
     busy = replayed - (transfer_seconds(waiting.rank) or 0.0)
     return ProfileState(
@@ -641,7 +658,11 @@ def neighbour_seconds(rank: RankResult) -> float | None:
     variants = rank.variants
     if variants is None or variants.beside_workers is None:
         return None
-    return max(0.0, variants.beside_workers.median - rank.replayed_seconds)
+    beside_seconds = variants.beside_workers.median
+    if rank.as_is is not None:
+        # Its own workers are busy beside the step as it is, too.
+        beside_seconds = rank.as_is.bounds(variants.beside_workers)
+    return max(0.0, beside_seconds - rank.replayed_seconds)
 
 
 def gain_of_pinning(rank: RankResult) -> float | None:
@@ -702,7 +723,7 @@ def transfer(rank: RankResult, *, parts: Parts | None) -> ProfileState | None:
     share = lost_to_transfer(parts) / parts.step_seconds
     if share < LEAST_GAIN:
         return None
-    replayed = rank.accelerator.step_seconds.median
+    replayed = rank.replayed_seconds
     # Measured on cached batches, whose steps may be a little longer than those as they are.
     step = max(parts.measured_seconds, replayed)
     kind = "pinned" if variants.is_pinned else "not pinned"
@@ -723,7 +744,7 @@ def neighbour(rank: RankResult, *, parts: Parts | None) -> ProfileState | None:
     share = lost_to_neighbour(parts) / parts.step_seconds
     if share < LEAST_GAIN:
         return None
-    replayed = rank.accelerator.step_seconds.median
+    replayed = rank.replayed_seconds
     workers = count(parts.workers, "busy loader worker")
     return ProfileState(
         id="neighbour",
@@ -732,6 +753,57 @@ def neighbour(rank: RankResult, *, parts: Parts | None) -> ProfileState | None:
         "kernels are launched late",
         share=min(1.0, share),
     )
+
+
+def launch(step: StepTerms, gpus: GpuLoads, *, parts: Parts | None) -> ProfileState | None:
+    """Describes an accelerator without work in steps that wait for no batch.
+
+    Args:
+        step: The profile's step.
+        gpus: Loads of the GPUs during the steps as they are.
+        parts: Parts of the step; None: they were not measured.
+    """
+    shares = _step_shares(gpus)
+    if parts is None or not shares or parts.bottleneck not in ("accelerator", "none"):
+        return None
+    # Of several GPUs that take turns, as the stages of a pipeline, each idles for the others.
+    busy = max(shares)
+    copying = (step.transfer_seconds or 0.0) / step.step_seconds
+    waiting = wait_share(step_seconds=step.step_seconds, wait_seconds=step.wait_seconds or 0.0)
+    idle = 1 - busy - copying - waiting
+    if idle < _MIN_IDLE:
+        return None
+    unknown = "" if step.transfer_seconds is not None else " (or for copies, which were not timed)"
+    return ProfileState(
+        id="launch",
+        text=f"launch-bound: kernels run on the GPU for {percentage(busy)} of a step, though no "
+        "batch is waited for: the script's own thread launches them too slowly, or waits for "
+        f"their results{unknown}",
+        share=idle,
+    )
+
+
+def strange_load_words(step: StepTerms, gpus: GpuLoads) -> str:
+    """Returns that GPUs are busier than the steps explain; empty: they are not, or not known."""
+    seconds = step.accelerator_step_seconds
+    shares = _step_shares(gpus)
+    if seconds is None or not shares:
+        return ""
+    computes = min(1.0, (seconds + (step.neighbour_seconds or 0.0)) / step.step_seconds)
+    busy = min(shares)
+    if busy < computes + _MIN_STRANGE:
+        return ""
+    return (
+        f"the GPU is busy for {percentage(busy)} of the time, and the steps need it for "
+        f"{percentage(computes)}: another program uses it as well, or this training run's own "
+        "loader does. Steps may be shorter without"
+    )
+
+
+def _step_shares(gpus: GpuLoads) -> list[float]:
+    """Returns for how much of the steps each GPU in use was busy; empty: not known."""
+    used = [gpu for gpu in used_gpus(during_steps(gpus)) if gpu.samples >= _LEAST_SAMPLES]
+    return [gpu.step_utilization for gpu in used if gpu.step_utilization is not None]
 
 
 def fixes_of_transfer(ranks: Sequence[RankResult], *, parts: Parts | None) -> list[Fix]:
@@ -838,7 +910,7 @@ def _fewer_workers(own: Signs, *, is_throttled: bool) -> Fix | None:
     few = own.drain(enough)
     if not is_many or many is None or few is None:
         return None
-    # A quota gives its CPU in bursts of 100 ms, so that the rates of a second differ by 10 %. Where
+    # A quota gives its CPU in bursts of 100 ms, so that the rates of a second differ by 10%. Where
     # either number of workers uses it up, the rate follows from the CPU time of a batch.
     is_used_up = is_throttled and enough * ranks >= (own.evidence.quota_vcpus or math.inf)
     if is_used_up and few.wall_seconds.median <= WAITS * few.cpu_seconds.median:
@@ -882,8 +954,10 @@ def _later_epochs(own: Signs) -> Fix | None:
 def _more_workers(ranks: Sequence[RankResult], *, parts: Parts, step: StepTerms) -> Fix | None:
     better = more_workers(parts)
     loader = ranks[0].loader
+    if better is None:
+        return None
     # Workers are asked ahead: their batches would be older than what the loop changed.
-    if better is None or (loader is not None and loader.in_step):
+    if loader is not None and (loader.in_step or loader.fails_in_workers):
         return None
     before = parts.step_seconds
     if parts.workers == 0 and step.wait_seconds is not None:
@@ -937,8 +1011,8 @@ def _persistent_workers(ranks: Sequence[RankResult], *, step: StepTerms) -> Fix 
         return None
     return Fix(
         id="persistent_workers",
-        text=f"persistent_workers=True: each epoch of {length} batches begins with {wait:.2f} s "
-        f"of waiting, {starts:.2f} s of it for new workers",
+        text=f"persistent_workers=True: each epoch of {numbered(length, 'batch', 'batches')} "
+        f"begins with {wait:.2f} s of waiting, {starts:.2f} s of it for new workers",
         saves_seconds=starts / length,
     )
 

@@ -60,6 +60,7 @@ from stoker.host.counters import (
 )
 from stoker.host.machine import cpu_groups, cpu_quota
 from stoker.profile.rank_results import (
+    HOST,
     MIN_BLOCKS,
     AcceleratorOnly,
     AsIs,
@@ -73,7 +74,6 @@ from stoker.profile.rank_results import (
 )
 from stoker.units import count
 
-HOST = "host"
 # Steps that are not counted at least: first kernels, first allocations, cold caches.
 WARM_UP_STEPS = 10
 # Steps of one training run differ by less; compiling and tuning takes ten to a thousand times a
@@ -113,21 +113,21 @@ _LONGEST_SHARE = 0.6
 # From this share on, steps that are alike show their pace. The next profile's may be longer.
 _PACE_SHARE = 0.25
 _MARGIN = 1.2
-# After steps for as many times the prefetched batches, these are 5 % of all.
+# After steps for as many times the prefetched batches, these are 5% of all.
 _STOCKS = 20
 NO_BATCH = "its loader gave no batch"
 # The machine's lateness is known to this much.
 TICK_SECONDS = 50e-6
 _CLOCK_MONOTONIC = 1
 _NANOSECONDS = 1_000_000_000
-# How often the CPU's speed is sampled: about 0.2 ms without the lock, 0.2 % of a vCPU.
+# How often the CPU's speed is sampled: about 0.2 ms without the lock, 0.2% of a vCPU.
 _SPEED_SAMPLE_SECONDS = 0.1
 _ROUNDS = 500
 # Looks are averaged over a second: what differs within it averages out anyway.
 _LOOKS_OF_A_WINDOW = 10
 _LEAST_WINDOWS = 4
-# 50 knocks per second in a busy interpreter take 0.3 % of a vCPU; its loop became no slower than it
-# differs from one second to the next, by 0.5 %.
+# 50 knocks per second in a busy interpreter take 0.3% of a vCPU; its loop became no slower than it
+# differs from one second to the next, by 0.5%.
 KNOCK_SECONDS = 0.02
 # Python code gives the lock up after 5 ms, if asked; between torch's operations, which do not hold
 # it, a knock gets it within 0.7 to 1.5 ms. How late the machine woke the thread is left out.
@@ -170,11 +170,12 @@ class StepClock:
     ) -> None:
         self._found = FoundDevice(find)
         self._now = now
+        self._has_times = True
 
     @property
     def name(self) -> str:
         """The device's name, as `cuda:0`, or HOST."""
-        if self._found.device is None:
+        if self._found.device is None or not self._has_times:
             return HOST
         return self._found.device.name
 
@@ -186,6 +187,8 @@ class StepClock:
         """Marks where host and stream are now; does not wait for the device."""
         device = self._found.look()
         now = self._now()
+        if not self._has_times:
+            return Mark(host_seconds=now)
         # An error of the device is the script's: its next operation raises it.
         with contextlib.suppress(RuntimeError):
             if device is not None and not device.is_capturing():
@@ -218,9 +221,15 @@ class StepClock:
         The device's where both are in the stream of one device, else the host's.
         """
         if first.event is not None and last.event is not None and first.device == last.device:
-            with contextlib.suppress(RuntimeError):
+            try:
                 # A device gives milliseconds.
                 return max(0.0, first.event.elapsed_time(last.event) / 1e3)
+            except NotImplementedError:
+                # An accelerator whose events have no times: the host's clock counts from now on.
+                self._has_times = False
+            except RuntimeError:
+                # The device is lost.
+                pass
         return last.host_seconds - first.host_seconds
 
 
@@ -275,10 +284,11 @@ class WarmUp:
 
     @property
     def pace_seconds(self) -> float:
-        """Seconds of a step since the last slow one; 0: not known yet."""
+        """Seconds of a step since the last slow one, by those that count; 0: not known yet."""
         if not self.is_over and (self._steps_since_slow < _PACE_STEPS or not self._is_calm):
             return 0.0
-        return self.calm_seconds / self._steps_since_slow
+        counted = [seconds for seconds in self._seconds[self._slow_at + 1 :] if seconds]
+        return fmean(counted) if counted else 0.0
 
     @property
     def calm_seconds(self) -> float:

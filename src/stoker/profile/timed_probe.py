@@ -12,7 +12,7 @@ from stoker.feed.bookkeeping import this_process
 from stoker.feed.timed import TimedEpoch
 from stoker.feed.timeline import Steps
 from stoker.logs import EventName, Log
-from stoker.profile.lockstep import LEAD_STEPS_CUDA, Agreement, Board, end_process
+from stoker.profile.lockstep import LEAD_STEPS_ON_DEVICE, Agreement, Board, end_process
 from stoker.profile.steps import AS_IS_ENOUGH, WarmUp
 from stoker.units import wait_share
 
@@ -126,7 +126,7 @@ class _Session:
             rank=settings.rank,
             world_size=settings.world_size,
             # Devices may run behind their host.
-            lead_steps=LEAD_STEPS_CUDA,
+            lead_steps=lambda: LEAD_STEPS_ON_DEVICE,
         )
 
     def asked(self) -> None:

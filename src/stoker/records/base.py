@@ -418,8 +418,9 @@ def _check_schema(document: Json, kind: type[Record], place: Place) -> None:
         fix = "write it again with this version of stoker"
         if match and match[1] != wanted:
             fix = f"this is a {match[1]}: give a {wanted} here"
+        schema_words = "no schema" if schema is None else repr(schema)
         raise UsageError(
-            f"wrong file: expected {expected}, found {schema!r}",
+            f"wrong file: expected {expected}, found {schema_words}",
             where=place.at("schema"),
             fix=fix,
         )
@@ -434,7 +435,7 @@ def _explain(message: str, document: Json, kind: type[Record], place: Place) -> 
         where = place.at(path_below(path, key))
         if named["problem"] == "missing required":
             return UsageError(f"key {key} is missing", where=where, fix=_see(kind))
-        fix = nearest(key, _known_keys(kind, path))
+        fix = _moved_key(key, kind, path) or nearest(key, _known_keys(kind, path))
         return UsageError(f"unknown key {key}", where=where, fix=fix)
     value = _value_at(document, path)
     choices = _choices_at(kind, path)
@@ -558,6 +559,15 @@ def _known_keys(kind: type[Record], path: str) -> list[str]:
         if isinstance(leaf, type) and issubclass(leaf, msgspec.Struct):
             names += leaf.__struct_encode_fields__
     return names
+
+
+def _moved_key(key: str, kind: type[Record], path: str) -> str:
+    """Suggests the section that a key belongs to, where it is named without; empty: in none."""
+    for section in _known_keys(kind, path):
+        below = path_below(path, section)
+        if key in _known_keys(kind, below):
+            return f"did you mean {path_below(below, key)}?"
+    return ""
 
 
 def _types_at(kind: type[Record], path: str) -> list[object]:

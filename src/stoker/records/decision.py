@@ -17,9 +17,17 @@ from stoker.records.base import (
 from stoker.records.workload import Constraints, TodaysGroup
 
 Action = Literal["keep", "tune", "scale_up", "heterogeneous", "scale_out", "offload_gpu"]
-Limit = Literal["cpu", "accelerator", "latency", "network", "receive", "storage"]
+Limit = Literal["cpu", "accelerator", "launch", "latency", "network", "receive", "storage"]
 Bottleneck = Literal[
-    "cpu", "workers", "latency", "accelerator", "network", "storage", "none", "unexplained"
+    "cpu",
+    "workers",
+    "latency",
+    "accelerator",
+    "launch",
+    "network",
+    "storage",
+    "none",
+    "unexplained",
 ]
 Role = Literal["dnn", "data"]
 # What a decision recommends: a change whose gain exceeds its error band; one that probably gains;
@@ -83,13 +91,14 @@ class Predicted(Record, frozen=True, kw_only=True):
             what lies between epochs. None: not known.
         whole_step_seconds_low: Lower bound of its error band, in seconds.
         whole_step_seconds_high: Upper bound, in seconds.
-        limit: Bottleneck: CPU, accelerator, a worker's time for a batch (latency), network,
-            receiving batches, or storage.
+        limit: Bottleneck: CPU, accelerator, the script's own thread (launch), a worker's time for a
+            batch (latency), network, receiving batches, or storage.
         second_limit: The next bottleneck.
         second_limit_seconds: The step if only the second limit applied, in seconds.
-        accelerator_utilization: Share of the step in which accelerators compute, 0 to 1.
+        accelerator_utilization: Share of the step in which accelerators compute, 0 to 1, by the
+            driver's count where it shows that they idle between kernels.
         usd_per_hour: Price of all hosts, in dollars per hour. None: a price is not known.
-        usd_per_1000_steps: Cost of 1000 steps, in dollars. None: a price is not known.
+        usd_per_1000_steps: Cost of 1,000 steps, in dollars. None: a price is not known.
         speedup: Today's measured time over this one: 2 is twice as fast.
         cost_change: Cost of a step over today's, minus 1. Where nothing is billed: of cpu_seconds.
         total_hours: Hours of the whole training. None: its number of steps is not known.
@@ -319,7 +328,7 @@ class PreviousDecision(Record, frozen=True, kw_only=True):
             reach `margin`.
         gain: Share of the objective that today's best plan saves over that plan. None: they are
             the same, or were not compared.
-        margin: What `gain` has to exceed: both error bands together, 40 % at most; today's plan's
+        margin: What `gain` has to exceed: both error bands together, 40% at most; today's plan's
             alone, where it is twice as fast.
         forgotten: Why that plan was not compared. Empty: it was.
     """
@@ -351,8 +360,8 @@ class Decision(Record, frozen=True, kw_only=True):
         workload_sha256: As in the profile.
         workload_keys: As in the profile; without its hosts if it was scaled to another type.
         bottleneck: What limits today's step. workers: too few; latency: each worker waits for its
-            reads; storage: they share what they wait for; none: loading costs nothing; unexplained:
-            not known.
+            reads; storage: they share what they wait for; launch: the accelerator idles though no
+            batch is waited for; none: loading costs nothing; unexplained: not known.
         action: Action of the chosen plan.
         plan: The chosen plan, on whose hosts `stoker train` trains.
         verdict: What is recommended. sure: `plan`, whose gain exceeds its error band, or did in an

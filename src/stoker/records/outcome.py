@@ -7,7 +7,7 @@ from typing import Literal
 
 from stoker.errors import EXIT_TERMINATED, FeedError, GateError, PlatformError, WorkloadError
 from stoker.records.training import GateResult, Training
-from stoker.units import figure
+from stoker.units import figure, numbered
 
 OutcomeState = Literal[
     "passed", "no gate", "gate failed", "did no step", "not fed", "failed", "stopped", "unknown"
@@ -62,7 +62,7 @@ def outcome_of(training: Training, gates: Sequence[GateResult] = ()) -> Outcome:
     if training.status == "stopped":
         words = f"the training was stopped{_in_brackets(training)}"
         if training.num_steps:
-            words += f" after {training.num_steps} steps"
+            words += f" after {numbered(training.num_steps, 'step')}"
         if training.failure:
             words += f": {training.cause}"
         return Outcome(state="stopped", words=words, exit_code=code)

@@ -21,7 +21,7 @@ from stoker.records.profile_origin import ProfileOrigin
 from stoker.units import wait_share
 
 # Means over minutes, pauses included: above the first a part is probably the limit, below the
-# second it has room (published CPU-bound jobs: CPU 99 %, GPU 38 to 48 %).
+# second it has room (published CPU-bound jobs: CPU 99%, GPU 38 to 48%).
 _BUSY = 0.85
 _SLACK = 0.7
 # Of a limit of memory: from here on the feed lowers what waits (feed/memory_guard.py).
@@ -297,8 +297,8 @@ class ProfileState(Record, frozen=True, kw_only=True):
     """A state that limits the training.
 
     Attributes:
-        id: cpu, accelerator, transfer, neighbour, storage (or network), workers, gil, throttled,
-            straggler or other-programs; later versions may add others.
+        id: cpu, accelerator, transfer, neighbour, launch, storage (or network), workers, gil,
+            throttled, straggler or other-programs; later versions may add others.
         text: The state and its figures.
         share: Share of a step that it explains or costs, 0 to 1.
     """
@@ -336,6 +336,8 @@ class ProfiledLoader(Record, frozen=True, kw_only=True):
             what it shares in memory. None: it does not, or that is not known.
         in_step: Why a loader without workers is made only as its loop asks for it, such as what the
             loop changes: neither data hosts nor workers help. None: nothing was seen to change.
+        fails_in_workers: Error of a loader without workers in any worker: neither workers nor data
+            hosts help. None: there was none.
         shippable: Whether its dataset can be sent to data hosts. None: not known.
         splits: Whether samples of a batch are made one by one, so that several workers of a data
             host can make it together. None: not known.
@@ -348,6 +350,7 @@ class ProfiledLoader(Record, frozen=True, kw_only=True):
     divides: bool | None = None
     made_here: str | None = None
     in_step: str | None = None
+    fails_in_workers: str | None = None
     shippable: Shippable | None = None
     splits: bool | None = None
 
@@ -374,11 +377,13 @@ class GrowingObjects(Record, frozen=True, kw_only=True):
     """A collection or cache of the dataset that grows in its workers.
 
     Attributes:
-        name: Attribute, by its class, or a variable of the dataset's module.
+        name: Attribute, by its class, or a variable of the dataset's module, or of a stream's
+            generator with its function, such as `buffer in __iter__()`.
         container: Its type, such as dict; lru_cache: results that a function keeps.
         count_per_sample: Elements that are added for each sample.
         max_count: Elements that it holds at most; None: it has no limit.
         of_elements: Whether its elements keep more than before, and are as many as they were.
+        element_bytes: Of its latest element. 0: it is not known.
     """
 
     name: str
@@ -386,6 +391,12 @@ class GrowingObjects(Record, frozen=True, kw_only=True):
     count_per_sample: NonNegativeFloat
     max_count: NonNegativeInt | None = None
     of_elements: bool = False
+    element_bytes: NonNegativeInt = 0
+
+    @property
+    def is_of_a_stream(self) -> bool:
+        """Whether it is a variable of a generator, which may end at a size, as a shuffle buffer."""
+        return " in " in self.name and self.name.endswith("()")
 
 
 class KeptObjects(Record, frozen=True, kw_only=True):
@@ -398,6 +409,7 @@ class KeptObjects(Record, frozen=True, kw_only=True):
         element: Type of its elements.
         has_graph: Whether they are tensors with the graph that they were computed by.
         count_per_step: Elements that are added in each step.
+        max_count: Elements that it holds at most, as `deque(maxlen=100)`; None: it has no limit.
     """
 
     name: str
@@ -405,6 +417,7 @@ class KeptObjects(Record, frozen=True, kw_only=True):
     element: str
     has_graph: bool = False
     count_per_step: NonNegativeFloat
+    max_count: NonNegativeInt | None = None
 
 
 class ProfiledMemory(Record, frozen=True, kw_only=True):
@@ -414,6 +427,7 @@ class ProfiledMemory(Record, frozen=True, kw_only=True):
         limit_bytes: The limit that leaves least room: a control group's, or the machine's memory.
         used_bytes: Highest use of it, without files that the kernel can drop.
         limited_by: Whose limit it is.
+        only_slows: Whether the kernel slows processes there, and kills none (`memory.high`).
         trainer_bytes: PSS of the trainer processes, all ranks of the host.
         trainer_grown_bytes_per_step: What they grow by in each step.
         workers: Loader workers that were looked at, all ranks of the host.
@@ -440,6 +454,7 @@ class ProfiledMemory(Record, frozen=True, kw_only=True):
     limit_bytes: PositiveInt
     used_bytes: NonNegativeInt
     limited_by: Literal["cgroup", "machine"]
+    only_slows: bool = False
     trainer_bytes: NonNegativeInt
     trainer_grown_bytes_per_step: NonNegativeFloat = 0.0
     workers: NonNegativeInt = 0

@@ -146,6 +146,8 @@ def age_words(measured_at: str, *, now: datetime) -> str:
         # The clock of one of the two hosts is wrong.
         return f"a later time than now ({measured_at})"
     minutes = days * 24 * 60
+    if minutes < 1:
+        return f"less than a minute ago ({date})"
     if minutes < 90:
         return f"{_number(minutes, 'minute')} ago ({date})"
     if days < 2:

@@ -36,7 +36,7 @@ from stoker.records.hyperparameters import Hyperparameters, record_of, shown, va
 from stoker.records.other_programs import OTHERS, is_beyond_telling
 from stoker.records.profile import NEAR_LIMIT, Spread
 from stoker.records.workload import Gate
-from stoker.units import usd, vcpus_words, wait_share
+from stoker.units import numbered, usd, vcpus_words, wait_share, whole
 
 # Of a run's folder, for its report.
 FILES_BESIDE = ("feed.csv", "gpu.csv", "bad_samples.csv")
@@ -62,6 +62,7 @@ _OF_LEADER = (
     "steps",
     "is_unfed",
     "bad_samples",
+    "balance",
     "data_group_release_seconds",
     "events",
 )
@@ -147,7 +148,8 @@ class GroupSpending(Record, frozen=True, kw_only=True):
         name = "data group"
         if self.group != "data":
             name += f" {self.group}"
-        words = f"the {name} made {self.batches or 0:,} of {self.all_batches or 0:,} batches"
+        all_batches = numbered(self.all_batches or 0, "batch", "batches")
+        words = f"the {name} made {whole(self.batches or 0)} of {all_batches}"
         if self.usd is None:
             return words
         return f"{words}, {usd(self.usd)}"
@@ -167,9 +169,10 @@ class OtherPrograms(Record, frozen=True, kw_only=True):
     others_vcpus: NonNegativeFloat
 
     @property
-    def words(self) -> str:
+    def share_words(self) -> str:
+        """`0.8 of the 1 vCPU of algo-1`."""
         used = min(self.others_vcpus, self.vcpus)
-        return f"{OTHERS} {used:.1f} of the {vcpus_words(self.vcpus)} of {self.host}"
+        return f"{used:.1f} of the {vcpus_words(self.vcpus)} of {self.host}"
 
 
 class HostMemory(Record, frozen=True, kw_only=True):
@@ -219,6 +222,27 @@ class HostMemory(Record, frozen=True, kw_only=True):
         if self.ours_bytes is None:
             return 0
         return max(0, self.peak_bytes - self.ours_bytes)
+
+
+class BalancedLoader(Record, frozen=True, kw_only=True):
+    """How the samples of a loader were dealt to the ranks by cost (`feed.balance`).
+
+    Attributes:
+        loader: The script's line that made it.
+        steps: Steps whose samples were dealt; 0: none.
+        drawn_excess: How much more than the mean of all ranks the rank with the most had in these
+            steps, by the bytes of its samples, as they were drawn; 0.1 is a tenth.
+        dealt_excess: The same, as they were dealt.
+        too_long_steps: Steps in which one sample alone was more than that mean.
+        why_not: Why the samples were not dealt, or not in an epoch; empty: they were.
+    """
+
+    loader: str
+    steps: NonNegativeInt = 0
+    drawn_excess: NonNegativeFloat = 0.0
+    dealt_excess: NonNegativeFloat = 0.0
+    too_long_steps: NonNegativeInt = 0
+    why_not: str = ""
 
 
 class InputVersion(Record, frozen=True, kw_only=True):
@@ -367,7 +391,7 @@ class Measured(Record, frozen=True, kw_only=True):
         epochs: What `whole_step_seconds` has beyond `step_seconds`. None: not known.
         samples_per_second: Samples of all ranks over the time of whole epochs.
         steps: Steps that were measured.
-        usd_per_1000_steps: Cost of 1000 steps, in dollars. None: a price is not known, or not
+        usd_per_1000_steps: Cost of 1,000 steps, in dollars. None: a price is not known, or not
             billed.
         spread: Spread of the fields above, by name.
         rank: The rank that waits longest.
@@ -472,6 +496,7 @@ class Training(Record, frozen=True, kw_only=True):
             host.
         bad_samples: Samples that were skipped or replaced, by `feed.on_error`; listed in
             `bad_samples.csv` beside the record.
+        balance: Loaders that `feed.balance` was asked for.
         unfetched: Address of the leader's outputs if they could not be read: what was measured is
             not known. `stoker evaluate` reads them again.
         not_numbers: Metrics and hyperparameters that are NaN, Infinity or -Infinity, and null
@@ -511,6 +536,7 @@ class Training(Record, frozen=True, kw_only=True):
     spending: tuple[GroupSpending, ...] = ()
     is_unfed: bool = False
     bad_samples: NonNegativeInt = 0
+    balance: tuple[BalancedLoader, ...] = ()
     unfetched: str | None = None
     not_numbers: dict[str, str] | None = None
 
@@ -532,12 +558,12 @@ class Training(Record, frozen=True, kw_only=True):
         if any(event.what.startswith(NOT_COMPARABLE) for event in self.events):
             # The run's own hosts share cores, which is said.
             return ""
-        busy = (
-            programs.words
+        busy = [
+            programs.share_words
             for programs in self.others
             if is_beyond_telling(programs.others_vcpus, vcpus=programs.vcpus)
-        )
-        return ", ".join(busy)
+        ]
+        return f"{OTHERS} {', '.join(busy)}" if busy else ""
 
     @property
     def useless_groups(self) -> tuple[GroupSpending, ...]:
@@ -619,7 +645,7 @@ class StepCost(Record, frozen=True, kw_only=True):
         step_seconds: Step, in seconds of wall clock.
         whole_step_seconds: Seconds of whole epochs over their steps. None: not known of all that
             are compared; then the step is.
-        usd_per_1000_steps: Cost of 1000 steps, in dollars. None: a price is not known, or not
+        usd_per_1000_steps: Cost of 1,000 steps, in dollars. None: a price is not known, or not
             billed.
         cpu_seconds: vCPUs of all hosts times the step.
         accelerator_seconds: Accelerators of all hosts times the step.
@@ -667,11 +693,11 @@ class Performance(Record, frozen=True, kw_only=True):
         baseline: The profiled step.
         predicted: The step that the decision predicted. None: the run had no decision.
         measured: The step of the run.
-        prediction_error: Measured over predicted step, minus 1: 0.1 is 10 % longer than predicted.
+        prediction_error: Measured over predicted step, minus 1: 0.1 is 10% longer than predicted.
         band: Error band of the predicted step.
         is_inside_band: Whether the measured step is in the band.
         speedup: Baseline over measured step: 2 is twice as fast.
-        cost_change: Measured cost over the baseline's, minus 1: -0.2 is 20 % cheaper.
+        cost_change: Measured cost over the baseline's, minus 1: -0.2 is 20% cheaper.
         busy: Why these figures do not count: other programs used the hosts. Empty: they did not.
         is_helped: False: the data hosts made next to no batch, so that these figures are no effect
             of theirs. None: there were none, or it is not known.
@@ -792,6 +818,7 @@ class TrainingFacts:
     steps: int | None = None
     is_unfed: bool = False
     bad_samples: int = 0
+    balance: tuple[BalancedLoader, ...] = ()
     unfetched: str | None = None
 
 
@@ -841,6 +868,7 @@ def training_record(facts: TrainingFacts) -> Training:
         steps=inside.steps,
         is_unfed=inside.is_unfed,
         bad_samples=inside.bad_samples,
+        balance=inside.balance,
         unfetched=facts.unfetched,
         model_uri=facts.model_uri,
         model_copy_uri=facts.model_copy_uri,

@@ -55,6 +55,8 @@ _BRANCH_DIGEST = 6
 SEEDS_EACH = frozenset(("stretch", "place", "sample"))
 # And a batch that takes less is made by one of them: its messages alone cost some ms.
 MIN_SPLIT_SECONDS = 0.02
+# As many parts has a batch of one host at most (feed.stretches). Up to so many samples each is one.
+MAX_STRETCHES = 32
 
 
 class TodaysGroup(Record, frozen=True, kw_only=True):
@@ -127,7 +129,7 @@ class Constraints(Record, frozen=True, kw_only=True):
         max_usd_per_run: Maximum dollars of one training run, if it ran for `max_run_seconds` of its
             platform.
         max_usd: Maximum dollars of one run, retries included. A plan that is predicted to cost more
-            is refused. The leader counts hosts, prices and time, warns at 80 %, and at 100 % ends
+            is refused. The leader counts hosts, prices and time, warns at 80%, and at 100% ends
             the training as SIGTERM does, so that it can save.
         deadline_hours: Maximum hours of the whole training; needs `training`.
         max_data_hosts: Maximum number of data hosts; 0: no data group.

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from stoker.feed.bad_samples import COLUMNS, MAX_ROWS
 from stoker.records import Training
-from stoker.units import percent
+from stoker.units import numbered, percent, whole
 
 # The list itself is beside the page.
 _MAX_SHOWN = 8
@@ -53,14 +53,13 @@ class BadSampleStory:
     @property
     def caption(self) -> str:
         """How many there were, in one sentence."""
-        many = f"{self.total:,} times a sample could not be made"
+        many = f"{whole(self.total)} times a sample could not be made"
         if self.total == 1:
             many = "Once a sample could not be made"
         share = "" if self.share is None else f", {percent(self.share)} of all"
         different = ""
         if self.rows:
-            noun = "sample" if self.num_different == 1 else "different samples"
-            different = f": {self.num_different:,} {noun}"
+            different = f": {numbered(self.num_different, 'sample', 'different samples')}"
         return f"{many}{share}{different}"
 
 

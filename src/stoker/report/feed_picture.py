@@ -17,7 +17,7 @@ from stoker.figures.feed_intervals import (
     read_csv,
 )
 from stoker.report.svg import Drawing, time_axis
-from stoker.units import NBSP, NOT_KNOWN, count, digits, percent
+from stoker.units import NOT_KNOWN, count, digits, percent
 
 _LABEL = 13.0
 _PLOT = 34.0
@@ -154,7 +154,7 @@ def _tracks(story: FeedStory, intervals: Sequence[FeedInterval]) -> list[_Track]
     waiting = NOT_KNOWN
     ready = NOT_KNOWN
     if story.wait_share is not None:
-        waiting = f"{percent(story.wait_share)} of a step, top 100{NBSP}%"
+        waiting = f"{percent(story.wait_share)} of a step, top 100%"
     if story.whole.queue_depth is not None:
         mean = digits(story.whole.queue_depth, 2, max_places=1)
         ready = f"{mean}, top {digits(deepest, 2, max_places=1)}"

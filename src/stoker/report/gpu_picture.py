@@ -48,7 +48,7 @@ class GpuStrip:
 
     @property
     def right(self) -> str:
-        return f"{percent(self.busy)} busy, top 100{NBSP}%"
+        return f"{percent(self.busy)} busy, top 100%"
 
 
 def read_gpu_strip(name: str, path: Path | None, gpus: Sequence[GpuLoad]) -> GpuStrip | None:
@@ -183,6 +183,6 @@ def _lowered(gpu: GpuLoad) -> str:
     """Returns the shares of time for which the driver lowered the clocks, with its reasons."""
     if not gpu.throttled:
         return NOT_KNOWN
-    # Less would be shown as 0 %.
+    # Less would be shown as 0%.
     reasons = [f"{percent(share)} {why}" for why, share in gpu.throttled.items() if share >= 0.005]
     return ", ".join(reasons) or "never"

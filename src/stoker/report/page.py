@@ -15,11 +15,18 @@ import jinja2
 from markupsafe import Markup
 
 from stoker.decide import local_core_words
+from stoker.decide.advise import BETWEEN_UNSEEN
 from stoker.decide.choose import LIMIT_NAMES
 from stoker.decide.ranking import cores
 from stoker.feed.timeline import typical_step
 from stoker.profile.explain import TERMS, term
-from stoker.record_words import estimate_words, group_arguments, plan_name, todays_group
+from stoker.record_words import (
+    balance_words,
+    estimate_words,
+    group_arguments,
+    plan_name,
+    todays_group,
+)
 from stoker.records import (
     Decision,
     Evaluation,
@@ -64,10 +71,12 @@ from stoker.units import (
     NBSP,
     NOT_KNOWN,
     TimeUnit,
+    capital,
     count,
     digits,
     longer,
     metric,
+    numbered,
     percent,
     signed_percent,
     size,
@@ -284,8 +293,21 @@ def _records(run: ReportedRun) -> dict[str, object]:
         "training": training,
         "evaluation": evaluation,
         "outcome": training and evaluation and outcome_of(training, evaluation.gates),
+        "warnings": _warnings(run),
         "environment": {key: text for key, text in run.environment.items() if key != "command"},
     }
+
+
+def _warnings(run: ReportedRun) -> list[str]:
+    """Returns the warnings of evaluation and decision, less what the run itself has answered."""
+    warnings: list[str] = []
+    for record in (run.evaluation, run.decision):
+        if record:
+            warnings += record.warnings
+    times = run.measured.epochs if run.measured else None
+    if times and times.between:
+        return [warning for warning in warnings if warning != BETWEEN_UNSEEN]
+    return warnings
 
 
 def _of_profile(profile: Profile) -> dict[str, object]:
@@ -321,6 +343,7 @@ def _of_training(training: Training) -> dict[str, object]:
         "events": _events(training, names),
         "origin": sorted(training.lineage.facts().items()),
         "gpu_rows": gpu_rows(training.gpus, names=names),
+        "balance": capital(balance_words(training)),
     }
 
 
@@ -346,8 +369,62 @@ def _judgement(run: ReportedRun, figures: Figures, unit: TimeUnit) -> dict[str, 
         "unit": unit,
         "nominal": nominal,
         "has_accelerators": bool(seconds),
+        "step_note": _step_note(figures, unit, has_run=_has_run(run)),
+        "wait_note": _wait_note(figures),
         "verdict": judge(judged),
     }
+
+
+def _has_run(run: ReportedRun) -> bool:
+    return bool(run.training or run.evaluation)
+
+
+def _step_note(figures: Figures, unit: TimeUnit, *, has_run: bool) -> str:
+    """Returns what stands below the time of a step: what it was before, and within epochs.
+
+    Args:
+        figures: The steps.
+        unit: The page's unit of time.
+        has_run: Whether the time is measured; else it is predicted.
+    """
+    before = figures.baseline
+    now = figures.measured
+    parts = []
+    if not has_run:
+        now = figures.predicted
+        parts.append("predicted")
+    if before.seconds is not None:
+        parts.append(f"before: {unit.show(before.seconds)}")
+    if figures.is_longer:
+        within = f"within epochs {unit.show(now.within)}"
+        if now.within and now.seconds and now.within > now.seconds:
+            # Of a run whose steps became shorter, or longer: the other time is a mean.
+            within = f"the median within epochs {unit.show(now.within)}"
+        if before.within is not None:
+            within += f", before: {unit.show(before.within)}"
+        parts.append(within)
+    return "; ".join(parts)
+
+
+def _wait_note(figures: Figures) -> str:
+    """Returns what stands below a run's share of waiting: within epochs, of ranks, and before."""
+    before = figures.baseline
+    now = figures.measured
+    is_of_whole = now.whole_wait_share is not None
+    parts = []
+    if is_of_whole:
+        parts.append(f"within epochs {percent(now.wait_share)}")
+    if now.least_wait_share is not None:
+        parts.append(now.wait_words("over the ranks"))
+    if before.wait_share is not None:
+        earlier = f"before: {percent(before.wait_share)}"
+        if is_of_whole and before.whole_wait_share is not None:
+            earlier = f"before: {percent(before.whole_wait_share)}"
+            earlier += f", within epochs {percent(before.wait_share)}"
+        if before.loads_itself:
+            earlier += ", in which the trainer loads its own batches"
+        parts.append(earlier)
+    return "; ".join(parts)
 
 
 def _pictures(run: ReportedRun, unit: TimeUnit) -> dict[str, object]:
@@ -417,6 +494,7 @@ def _filled(unit: TimeUnit) -> jinja2.Environment:
         metric=metric,
         whole=whole,
         count=count,
+        numbered=numbered,
         size=size,
         cpu_seconds=_cpu_seconds,
         cores=lambda outcome: f"{cores(outcome):.3g}",

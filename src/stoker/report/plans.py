@@ -31,7 +31,7 @@ class PlanDot:
     """A plan as a dot in the picture of time and cost.
 
     Attributes:
-        cost: Dollars for 1000 steps, or CPU-seconds per step for local hosts without a price.
+        cost: Dollars for 1,000 steps, or CPU-seconds per step for local hosts without a price.
         is_front: No other plan is both faster and cheaper.
         is_probable: It probably gains.
         busy: Share of the step in which accelerators compute; None: none, or plans have prices.
@@ -182,7 +182,7 @@ def _description(picture: _PlansPicture, dots: Sequence[PlanDot]) -> str:
     per = "of CPU time per step"
     if picture.is_billed:
         less = "cheaper"
-        per = "for 1000 steps"
+        per = "for 1,000 steps"
     # From the fastest on, as the front is read in the picture.
     by_time = sorted(dots, key=lambda dot: dot.step_seconds)
     listed = "; ".join(
@@ -200,7 +200,7 @@ def _draw_axes(drawing: Drawing, picture: _PlansPicture, *, most: tuple[float, f
     under = "upwards: CPU-seconds per step"
     if picture.is_billed:
         title = "Time against money"
-        under = "upwards: $ for 1000 steps"
+        under = "upwards: $ for 1,000 steps"
     costs = ticks(most_cost, at_most=5)
     marks = [(cost, picture.cost_text(cost) if cost else "0") for cost in costs]
     plane = axes(drawing, title=title, most=most, marks=marks, under=under)

@@ -13,7 +13,7 @@ from stoker.units import NBSP
 Anchor = Literal["start", "middle", "end"]
 
 # Upper estimates of advance widths over font size (DejaVu Sans, the widest of the usual fonts).
-_NARROW = "iljtfrI.,:;!'|()[] \N{NO-BREAK SPACE}\N{NARROW NO-BREAK SPACE}"
+_NARROW = "iljtfrI.,:;!'|()[] \N{NO-BREAK SPACE}"
 _WIDE = "mwMWGOQ%@\N{EM DASH}"
 _ADVANCES = dict.fromkeys(_NARROW, 0.42) | dict.fromkeys(_WIDE, 0.98)
 HEAD = 15.0

@@ -45,11 +45,13 @@ from stoker.records.outcome import Outcome, OutcomeState, outcome_of
 from stoker.records.training import BUSY
 from stoker.units import (
     TimeUnit,
+    as_fast,
     capital,
     count,
     digits,
     is_whole_longer,
     percent,
+    times,
     usd,
     wait_share,
     wait_words,
@@ -91,7 +93,7 @@ class StepFigures:
         whole: Seconds of whole epochs over their steps, where that is known of all compared steps.
         wait: Of `within`, the seconds that wait for data.
         whole_wait: Of `whole`, likewise; where whole epochs are worth a word.
-        usd: Dollars of 1000 steps.
+        usd: Dollars of 1,000 steps.
         is_estimate: The dollars come from an estimated price.
         cpu_seconds: vCPUs of all hosts times the step.
         accelerator_seconds: Accelerators of all hosts times the step.
@@ -556,6 +558,19 @@ class JudgedRun:
             sentences.append(f"Gate passed: {gates}.")
         return sentences
 
+    @property
+    def trouble(self) -> list[str]:
+        """What does not change the verdict, and is worth a look further down."""
+        if self.training is None:
+            return []
+        sentences = []
+        if number := self.training.bad_samples:
+            many = capital(count(number, "bad sample"))
+            sentences.append(f"{many}: see Bad samples.")
+        if any(host.is_short for host in self.training.memory):
+            sentences.append("Memory was short: see Memory.")
+        return sentences
+
     def verdict(self, tone: Tone, badge: str, headline: str, *sentences: str) -> Verdict:
         """Returns a verdict whose badge says that the gate was passed, too."""
         if self.is_passed:
@@ -564,7 +579,13 @@ class JudgedRun:
 
 
 def judge(run: JudgedRun) -> Verdict:
-    """Returns the verdict on a run, whole or not."""
+    """Returns the verdict on a run, whole or not, with what else its reader has to know."""
+    verdict = _judged(run)
+    lead = " ".join([verdict.lead, *run.trouble]).lstrip()
+    return replace(verdict, lead=lead)
+
+
+def _judged(run: JudgedRun) -> Verdict:
     if run.is_planned and run.decision:
         return _planned(run.decision, [*run.wait, *run.promise])
     # What makes the figures meaningless comes first: a broken run, then a failed gate.
@@ -609,8 +630,12 @@ def _without_gain(run: JudgedRun) -> Verdict | None:
     if run.training and not run.profile:
         return _trained_alone(run.figures, run.unit, run.decision, run.promise)
     if run.decision and run.is_kept:
-        headline = " ".join([kept_words(run.decision, "page"), *run.wait])
-        return run.verdict("mixed", "kept as it is", headline, *run.disturbed, *rest)
+        kept = kept_words(run.decision, "page")
+        if run.disturbed:
+            # Figures that do not count stand behind the sentence that says so.
+            lead = [*run.disturbed, *run.wait, *rest]
+            return run.verdict("mixed", "kept as it is", kept, *lead)
+        return run.verdict("mixed", "kept as it is", " ".join([kept, *run.wait]), *rest)
     if run.figures.speedup is None:
         headline = " ".join(["The training ended, but its steps were not measured.", *run.wait])
         return run.verdict("mixed", "not measured", headline, *rest)
@@ -744,14 +769,14 @@ def _wait(figures: Figures) -> list[str]:
     words = f"The trainer waited {percent(share)} of every step for data"
     if whole is not None:
         words = f"The trainer waited {percent(whole)} of the time for data"
-        words += f" ({percent(share)} of every step within epochs)"
+        words += f" over whole epochs ({percent(share)} within them)"
     if figures.baseline.loads_itself:
         words += ", which it loads itself"
     if now is None:
         return [f"{words}."]
     words_now = figures.measured.wait_words("")
     if whole is not None and whole_now is not None:
-        words_now = f"{percent(whole_now)} ({words_now})"
+        words_now = f"{percent(whole_now)} ({words_now} within them)"
     return [f"{words}; now {words_now}."]
 
 
@@ -786,8 +811,8 @@ def _step_words(figures: Figures, unit: TimeUnit, decision: Decision | None) -> 
 def _factor(speedup: float) -> str:
     # "0.5 times as fast" is hard to read.
     if speedup < 0.995:
-        return f"{digits(1 / speedup, 2)} times as long"
-    return f"{digits(speedup, 2)} times as fast"
+        return f"{times(1 / speedup)} times as long"
+    return as_fast(speedup)
 
 
 def _with_plan(plan: Plan) -> str:
@@ -808,7 +833,7 @@ def _promise(figures: Figures, unit: TimeUnit) -> list[str]:
         return []
     text = f"Predicted: {unit.brief(figures.predicted.seconds)}"
     if figures.predicted_speedup is not None:
-        text += f", {digits(figures.predicted_speedup, 2)} times as fast"
+        text += f", {as_fast(figures.predicted_speedup)}"
     if figures.prediction_error is None:
         return [text + "."]
     prediction = prediction_words(
@@ -831,10 +856,10 @@ def _cost(figures: Figures, nominal: bool) -> list[str]:
             cost = f"{digits(now.cpu_seconds, 3)} CPU-seconds: cores times the step"
     elif now.usd is not None:
         dollars = usd(now.usd, is_estimate=figures.is_estimate)
-        cost = f"{dollars} per 1\N{NARROW NO-BREAK SPACE}000 steps"
+        cost = f"{dollars} per 1,000 steps"
     if change is None or not cost:
         return []
-    # It would be written as 0.0 %.
+    # It would be written as 0.0%.
     if abs(change) < 0.0005:
         return [f"A step costs the same as before ({cost})."]
     word = "more" if change > 0 else "less"

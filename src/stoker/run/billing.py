@@ -27,7 +27,7 @@ from stoker.records import (
 from stoker.records.decision import START_UP_SECONDS, predicted_of
 from stoker.records.platforms import platform_of_type
 from stoker.terminal import ask, say
-from stoker.units import apart, duration, usd
+from stoker.units import apart, as_fast, duration, usd
 
 _PRICES_FIX = "give prices: constraints.prices_file, or --prices FILE"
 
@@ -310,5 +310,5 @@ def _promise(promise: Predicted) -> str:
         total = f"; the whole training {promise.total_hours:.2f} h, {dollars}"
     return (
         f"predicted: {step_time_words(promise, has_band=True)}, "
-        f"{promise.speedup:.2f} times as fast{own_storage_words(promise)}{total}"
+        f"{as_fast(promise.speedup)}{own_storage_words(promise)}{total}"
     )

@@ -13,7 +13,7 @@ from stoker.records import (
     Role,
     TodaysGroup,
     Workload,
-    nearest,
+    close_match,
 )
 
 _ROLES: tuple[Role, ...] = ("dnn", "data")
@@ -76,9 +76,15 @@ def _parse(text: str, *, default_type: str | None) -> Group:
     example = _example(default_type)
     name, equals, rest = text.partition("=")
     role = next((known_role for known_role in _ROLES if known_role == name), None)
-    if not equals or role is None:
-        hint = nearest(name, _ROLES) if equals else example
-        raise UsageError(f"--group {text} is not ROLE=[TYPE:]HOSTS[:WORKERS]", fix=hint)
+    if not equals:
+        raise UsageError(f"--group {text} is not ROLE=[TYPE:]HOSTS[:WORKERS]", fix=example)
+    if role is None:
+        close = close_match(name, _ROLES)
+        hint = f"did you mean {close}? " if close else ""
+        raise UsageError(
+            f"--group {text}: there is no role {name!r}",
+            fix=f"{hint}dnn are the hosts that train, data those that make batches",
+        )
     parts = rest.split(":")
     instance_type = default_type
     if not _is_number(parts[0]):

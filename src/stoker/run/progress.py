@@ -27,7 +27,7 @@ from stoker.terminal import (
     title_column,
     words_column,
 )
-from stoker.units import duration, ms, percentage
+from stoker.units import duration, ms, numbered, percentage, whole
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -71,6 +71,7 @@ _WARNINGS = (
     EventName.LOADER_NOT_BALANCED,
     EventName.LOADER_NOT_SHIPPABLE,
     EventName.LOADERS_TOO_SHORT,
+    EventName.MAX_BYTES_SMALL,
     EventName.MEMORY_SHORT,
     EventName.METRICS_SERVE_FAILED,
     EventName.MLFLOW_FAILED,
@@ -90,6 +91,7 @@ _NOTES = (
     EventName.GPU_LOAD_INCOMPLETE,
     EventName.GPU_LOAD_UNREAD,
     EventName.PROGRESS_RESUMED,
+    EventName.RANKS_BALANCED,
     EventName.SETTINGS_NOT_SENT,
     EventName.STREAM_RESUMED,
     EventName.STREAM_STATE_REFUSED,
@@ -301,18 +303,18 @@ class Follow:
     def _parts(self, progress: StepProgress, *, total: int | None) -> Iterator[str]:
         """Yields what the line of progress says; `total`: steps of the whole, if still right."""
         if total:
-            yield f"{progress.steps}/{total} steps"
+            yield f"{whole(progress.steps)}/{numbered(total, 'step')}"
         elif self._total_steps:
-            yield f"{progress.steps} steps ({self._total_steps} were planned)"
+            yield f"{numbered(progress.steps, 'step')} ({whole(self._total_steps)} were planned)"
         else:
-            yield f"{progress.steps} steps"
+            yield numbered(progress.steps, "step")
         if progress.is_between_epochs:
             yield f"between epochs, after steps of {ms(progress.step_seconds)}"
         else:
             yield f"{ms(progress.step_seconds)} each"
         yield progress.wait_words("waiting for data")
         if progress.whole_wait_share is not None:
-            yield f"{percentage(progress.whole_wait_share)} of whole epochs"
+            yield f"{percentage(progress.whole_wait_share)} over whole epochs"
         if self._busy:
             yield self._busy
         if total and progress.steps >= _ESTIMATE_STEPS:

@@ -9,6 +9,7 @@ from stoker.errors import UsageError
 from stoker.logs import now_utc
 from stoker.records import Decision, Evaluation, Profile, Training, Workload, read_json
 from stoker.records.base import RecordT
+from stoker.units import size
 
 BAD_SAMPLES = "bad_samples.csv"
 
@@ -122,7 +123,7 @@ def environment() -> dict[str, str]:
         **packages,
         "system": f"{machine.system()} {machine.release()} {machine.machine()}",
         "cores": str(len(psutil.Process().cpu_affinity()) if sys.platform == "linux" else ""),
-        "memory": f"{psutil.virtual_memory().total / 2**30:.0f} GiB",
+        "memory": size(psutil.virtual_memory().total),
     }
 
 

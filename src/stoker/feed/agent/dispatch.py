@@ -11,7 +11,6 @@ import heapq
 import itertools
 import math
 import statistics
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -553,7 +552,7 @@ class Dispatch:
             session.num_starts_shown += bool(stacks)
         if stacks:
             self._log.event(EventName.STACKS_WRITTEN, worker=worker, batch=message.batch_number)
-            print(stacks, file=sys.stderr, flush=True)
+            self._log.write(f"{stacks}\n")
 
     def _refusal(
         self, session: AgentSession, message: protocol.Make, known: BatchRequest | None

@@ -29,6 +29,7 @@ from stoker.feed.wire import protocol
 from stoker.feed.wire.stream import BufferPool, Bytes
 from stoker.feed.workers.jobs import Result
 from stoker.logs import EventName
+from stoker.pending_error import PendingError
 from stoker.records import FeedSettings
 
 _NOTHING: Bytes = np.empty(0, dtype=np.uint8)
@@ -51,7 +52,7 @@ def reassign(
     if schedule.arrived(
         peer, batch_number, frame_bytes=0, now=time.monotonic(), generation=generation
     ):
-        session.deliver(batch_number, BatchOutcome(error=error))
+        session.deliver(batch_number, BatchOutcome(error=PendingError(error)))
     else:
         # A shard ends with its process: nothing comes after it either.
         session.mark_failed(error)
@@ -273,7 +274,7 @@ class Answers:
             )
             if is_wanted:
                 session.deliver(made.batch_number, outcome)
-                _tell_of_shares(self._shared, session, made.batch_number, host)
+                _tell_of_shares(self._shared, self._observer, session, made.batch_number, host)
             self._observer.came(host, made, frame_bytes=nbytes, is_wanted=is_wanted)
             if session.is_due:
                 session.ring()
@@ -310,7 +311,7 @@ class Answers:
                         digest=message.digest,
                         random_state=message.state,
                     ):
-                        outcome = BatchOutcome(error=error)
+                        outcome = BatchOutcome(error=PendingError(error))
                         session.deliver(batch_number, outcome, is_final=message.is_final)
                 case protocol.Ended():
                     schedule.ended(
@@ -417,11 +418,16 @@ class Answers:
 
 
 def _tell_of_shares(
-    shared: SharedState, session: FeedSession, batch_number: int, host: str
+    shared: SharedState, observer: Observer, session: FeedSession, batch_number: int, host: str
 ) -> None:
-    """Logs which hosts' samples a batch had for which several were asked; under the lock."""
+    """Counts and logs which hosts' samples a batch had, if several made them; under the lock.
+
+    Args:
+        host: That put it together.
+    """
     passed_on = session.sharing.passed_on.pop(batch_number, None)
     if passed_on:
+        observer.shared(passed_on)
         samples = ", ".join(f"{number} of {other}" for other, number in passed_on.items())
         shared.log.event(
             EventName.BATCH_SHARED,
@@ -508,7 +514,7 @@ class LocalAnswers:
             return
         # Without the lock: to pin a batch takes a copy.
         if result.error is not None:
-            outcome = BatchOutcome(error=error_in(result.error))
+            outcome = BatchOutcome(error=PendingError(error_in(result.error)))
         else:
             if payload is not None and session.pins_on is not None:
                 payload = self._buffers.copied(payload, session.pins_on)
@@ -522,5 +528,5 @@ class LocalAnswers:
             outcome.maker = (self._host, result.worker)
         with self._shared.lock:
             if session.epoch_id == epoch_id and session.is_busy:
-                _tell_of_shares(self._shared, session, batch_number, self._host)
+                _tell_of_shares(self._shared, self._observer, session, batch_number, self._host)
                 session.deliver(batch_number, outcome, is_final=result.is_final)

@@ -19,6 +19,7 @@ from stoker.feed.wire.codec import TENSOR_DTYPES, Bytes1D, Tag, decode
 from stoker.feed.wire.dataset import unpack_error
 from stoker.feed.wire.protocol import NO_NOTES, SampleNotes
 from stoker.feed.wire.stream import BufferPool, Bytes
+from stoker.pending_error import PendingError
 
 # Kinds that are remembered: full batches and the last one, of a few loaders.
 MAX_PLANS = 16
@@ -211,7 +212,7 @@ class BatchOutcome(msgspec.Struct):
     """
 
     value: object = None
-    error: BaseException | None = None
+    error: PendingError | None = None
     is_pinned: bool = False
     samples: SampleNotes = NO_NOTES
     maker: tuple[str, int] = ("", -1)
@@ -259,7 +260,7 @@ class BatchBuffers:
         try:
             return BatchOutcome(self._layouts.decode(tree, payload, allow_pickle=allow_pickle))
         except FeedError as err:
-            return BatchOutcome(error=err)
+            return BatchOutcome(error=PendingError(err))
 
 
 def error_in(data: bytes | memoryview) -> Exception:

@@ -17,10 +17,13 @@ from types import TracebackType
 
 import msgspec
 import zmq
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
+from stoker import units
 from stoker.environment import ProcessSettings
 from stoker.errors import FeedError, ProtocolError, UsageError
 from stoker.feed import memory
+from stoker.feed.abandoned_workers import end_elsewhere
 from stoker.feed.bookkeeping import LoaderBooks, TrainerProcess, known_process
 from stoker.feed.memory_guard import MemoryGuard
 from stoker.feed.trainer.answers import Answers, LocalAnswers, mark_peer_lost, reassign_local
@@ -73,6 +76,7 @@ class Requester:
         # Sessions that were told of idle data workers: once is enough, their number of shards
         # stays.
         self._warned_of: set[str] = set()
+        self._has_warned_of_bytes = False
 
     def announce(self, session: FeedSession) -> None:
         """Opens the loader's dataset on hosts that lack it, and cancels its earlier epochs."""
@@ -133,6 +137,8 @@ class Requester:
             schedule.settle()
         if schedule.num_shards and schedule.is_settled and session.name not in self._warned_of:
             self._warn_of_few_shards(session)
+        if self._feed.max_bytes is not None and not self._has_warned_of_bytes:
+            self._warn_of_few_bytes(session, self._feed.max_bytes)
         self._send_orders(session, now)
         if session.local is not None:
             for _ in session.local.give_late_jobs_again():
@@ -353,6 +359,23 @@ class Requester:
         )
         if text and self._settings.rank == 0:
             self._shared.log.event(EventName.FEW_SHARDS, text=text)
+
+    def _warn_of_few_bytes(self, session: FeedSession, max_bytes: int) -> None:
+        """Says once that `feed.max_bytes` holds no batch, so that none is made ahead."""
+        batch_bytes = session.schedule.usual_bytes
+        if batch_bytes <= session.max_bytes:
+            return
+        self._has_warned_of_bytes = True
+        workers = sum(link.member.workers for link in self._links.values())
+        needed = 2 * max(1, workers) * batch_bytes * self._settings.local_world_size
+        limit, one, enough = map(units.size, (max_bytes, batch_bytes, needed))
+        self._shared.log.event(
+            EventName.MAX_BYTES_SMALL,
+            rank=self._settings.rank,
+            text=f"feed.max_bytes ({limit}) holds no batch for each rank of this host: one has "
+            f"{one}, and is made only when the one before is taken; set it to {enough}, two "
+            "batches for each worker, or leave it out",
+        )
 
     def _are_all_there(self, session: FeedSession) -> bool:
         num_known = sum(
@@ -734,6 +757,8 @@ class Feed:
         self.shared = SharedState(timeline=process.timeline, log=log, pinned=pinned)
         # More than one of a loader where its epochs overlap.
         self._sessions = weakref.WeakKeyDictionary[LoaderBooks, list[FeedSession]]()
+        # Before the threads start that must not wait.
+        end_elsewhere(_MultiProcessingDataLoaderIter)
         io_thread = IoThread(self.shared, settings, keys)
         self._thread = threading.Thread(target=io_thread.run, name="stoker-feed", daemon=True)
         self._thread.start()

@@ -8,7 +8,6 @@ no ready worker has it, `feed.start_deadline_seconds` counts.
 """
 
 import math
-import sys
 from collections.abc import Mapping, Sequence
 
 from stoker.environment import ProcessSettings
@@ -147,7 +146,7 @@ class LateBatches:
             self._shared.log.event(EventName.BATCH_HANGS, text=text)
             if LOCAL in makers and makers[LOCAL].stacks:
                 # Whole; those of other hosts are in their logs.
-                print(makers[LOCAL].stacks, file=sys.stderr, flush=True)
+                self._shared.log.write(f"{makers[LOCAL].stacks}\n")
         if has_timed_out:
             session.time_out()
 

@@ -58,7 +58,9 @@ class Link(Connection):
         except ValueError:
             # In a thread: the resolver may take seconds, and would delay all other hosts.
             self._is_resolving = True
-            threading.Thread(target=self._resolve, args=(now,), name="resolve", daemon=True).start()
+            threading.Thread(
+                target=self._resolve, args=(now,), name="stoker-resolve", daemon=True
+            ).start()
         else:
             self._dial(resolve(self.name))
 

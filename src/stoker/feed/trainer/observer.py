@@ -45,6 +45,7 @@ class _HostBooks:
     frame_bytes: int = 0
     duplicates: int = 0
     moved: int = 0
+    shared_samples: int = 0
     busy_seconds: float = 0.0
     cpu_seconds: float = 0.0
     # Each one's batches and busy seconds.
@@ -62,6 +63,7 @@ class _HostBooks:
             frame_bytes=self.frame_bytes,
             duplicates=self.duplicates,
             moved=self.moved,
+            shared_samples=self.shared_samples,
             in_flight=in_flight,
             credits=credits,
             busy_seconds=self.busy_seconds,
@@ -96,6 +98,15 @@ class Observer:
         books.busy_seconds += batch.wall_seconds
         batches, busy_seconds = books.workers.get(batch.worker, (0, 0.0))
         books.workers[batch.worker] = (batches + 1, busy_seconds + batch.wall_seconds)
+
+    def shared(self, samples: Mapping[str, int]) -> None:
+        """Counts samples of a batch that came from other hosts than the one that collated it.
+
+        Args:
+            samples: How many, by the host that made them.
+        """
+        for host, number in samples.items():
+            self._hosts[host].shared_samples += number
 
     def tell(self, states: Iterable[SessionState]) -> FeedWork:
         """Returns all counts so far, with these states, each of which is passed only once."""

@@ -12,7 +12,7 @@ that starts at the next number to be delivered:
     reach  = p95 of its latency + twice what the long ones take more than the median
 
 so that a slow peer delays nothing (measured: with a window of 3 batches a worker, one worker that
-is three times slower costs 22 % and more; with this one about 1 %).
+is three times slower costs 22% and more; with this one about 1%).
 """
 
 import bisect
@@ -32,7 +32,7 @@ from stoker.feed.wire.protocol import OwnState, Stream
 # Latencies that are remembered: enough for a p95, few enough to follow a change.
 _MEMORY = 32
 # Factor on what long batches take more than the median. Where costs vary exponentially and workers
-# are just fast enough, the trainer waits 3.5 % of the time, and 5.4 % without it.
+# are just fast enough, the trainer waits 3.5% of the time, and 5.4% without it.
 _SPREADS = 2.0
 # A head-of-line batch is asked for elsewhere after max(this, 4 x p95).
 _OVERDUE_SECONDS = 2.0
@@ -302,6 +302,11 @@ class Scheduler(ABC):
 
     @abstractmethod
     def window(self, now: float) -> int: ...
+
+    @property
+    @abstractmethod
+    def usual_bytes(self) -> int:
+        """Bytes that a batch may have; 0 as long as no size is known."""
 
     @property
     @abstractmethod
@@ -627,6 +632,10 @@ class BatchScheduler(Scheduler):
                 self._interval_seconds = max(rest, 0.0) / (len(takes) - 2)
                 self._is_quick = self._interval_seconds < _QUICK_SECONDS
         return self._interval_seconds
+
+    @property
+    def usual_bytes(self) -> int:
+        return self._batch_bytes if self._sizes else 0
 
     @property
     def committed_bytes(self) -> int:

@@ -13,7 +13,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -33,6 +33,7 @@ from stoker.feed.wire.codec import pack_value, unpack_value
 from stoker.feed.wire.dataset import PackedSpec
 from stoker.feed.wire.protocol import Make
 from stoker.logs import Log
+from stoker.pending_error import PendingError, fresh
 
 # The local workers of a session, among the peers of its schedule; hosts are named by strings.
 LOCAL: Peer = ("local",)
@@ -79,13 +80,25 @@ class Inquiry:
     last_at: float = -math.inf
 
 
+@dataclass(slots=True, weakref_slot=True)
+class IndexSource:
+    """The indices that an epoch's sampler still gives, and how it ended before its time.
+
+    The iterator over the epoch has it, and its session does not: an error of the sampler knows all
+    variables of the script, and a session lives as long as the process.
+    """
+
+    indices: Iterator[Numbered]
+    failure: PendingError = field(default_factory=PendingError)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochRequest:
     """What a loader asks the feed for, for one epoch.
 
     Attributes:
         local: The workers of this process that may make its batches, too.
-        indices: What the sampler draws; empty for an iterable dataset, all of whose batches are
+        source: What the sampler draws; empty for an iterable dataset, all of whose batches are
             `asked_each`, and whose shards `divide` sets.
         is_eager: The sampler is asked at once, not at the first `next`.
         pins_on, keeps_blocks, base_seed: See FeedSession.
@@ -95,7 +108,7 @@ class EpochRequest:
     spec: PackedSpec
     seeding: Seeding
     local: LocalWorkers | None = None
-    indices: Iterator[Numbered]
+    source: IndexSource
     asked_each: AskedBatch | None = None
     is_eager: bool
     pins_on: int | None = None
@@ -166,8 +179,7 @@ class FeedSession:
         self._lock = lock
         self._arrival = threading.Condition(lock)
         self._wake = wake
-        self._indices: Iterator[Numbered] = iter(())
-        self._sampler_error: BaseException | None = None
+        self._source: Callable[[], IndexSource | None] = _no_source
 
     def is_idle(self) -> bool:
         return not self.is_busy or self.cancelled_epoch_id == self.epoch_id
@@ -209,9 +221,8 @@ class FeedSession:
             epoch_id = self.epoch_id
             self._forget()
             self._asked_each = request.asked_each
-            self._indices = request.indices
+            self._source = weakref.ref(request.source)
             self._is_drawing = False
-            self._sampler_error = None
             self.alone_since = time.monotonic()
             self.is_busy = True
             self.has_news = True
@@ -256,6 +267,19 @@ class FeedSession:
         """
         self.timeout_seconds = max(0.0, timeout_seconds)
         self.called_at = 0.0
+        outcome = self._next_outcome(epoch_id)
+        if outcome is None:
+            assert self.failure is not None
+            # Its own for each call, and made without the lock: an error of the dataset is copied.
+            raise fresh(self.failure)
+        if outcome.error is None:
+            return outcome
+        # In place of its batch.
+        self.unreturned = None
+        raise outcome.error.take()
+
+    def _next_outcome(self, epoch_id: int) -> BatchOutcome | None:
+        """Returns what `next` returns or raises; None: the session has failed."""
         while True:
             with self._lock:
                 if self.epoch_id != epoch_id:
@@ -263,6 +287,8 @@ class FeedSession:
                 if self._is_drawing:
                     self._end_torn()
                 outcome = self._await_head()
+                if outcome is None and self.failure is not None:
+                    return None
                 # Also after a batch that was there: its place in the window is free.
                 wanted, has_work = self._look(epoch_id)
                 first = self.schedule.supplied
@@ -271,32 +297,17 @@ class FeedSession:
             elif has_work:
                 self._wake()
             if outcome is not None:
-                break
-        if outcome.error is None:
-            return outcome
-        # In place of its batch.
-        self.unreturned = None
-        try:
-            raise outcome.error
-        finally:
-            # It knows this call: the script's variables would live until they are collected.
-            del outcome
+                return outcome
 
-    def take_back(self, epoch_id: int) -> tuple[list[AskedBatch], BaseException | None]:
-        """Ends an epoch for data hosts.
-
-        Returns:
-            What was asked for and not taken, in order, and the sampler's error behind it.
-        """
+    def take_back(self, epoch_id: int) -> list[AskedBatch]:
+        """Ends an epoch for data hosts; returns what was asked for and not taken, in order."""
         with self._lock:
             if self.epoch_id != epoch_id or not self.is_busy:
-                return [], None
+                return []
             batches = [self._asked[batch_number] for batch_number in sorted(self._asked)]
-            error = self._sampler_error
-            self._sampler_error = None
             self._end_epoch()
         self._wake()
-        return batches, error
+        return batches
 
     def cancel(self, epoch_id: int) -> None:
         with self._lock:
@@ -305,7 +316,11 @@ class FeedSession:
         self._wake()
 
     def _await_head(self) -> BatchOutcome | None:
-        """Waits for the batch at the head of the line; None: ask the sampler for more first."""
+        """Waits for the batch at the head of the line.
+
+        Returns:
+            The batch; None: the session has failed, or the sampler is to be asked for more first.
+        """
         while True:
             unreturned = self.unreturned
             if unreturned is not None and self.schedule.num_taken > self._num_before:
@@ -318,7 +333,7 @@ class FeedSession:
             if head in self.outcomes and self.schedule.is_there(head):
                 return self._taken(head)
             if self.failure is not None:
-                raise self.failure
+                return None
             # It is idle and not over if a signal's handler raised while the epoch was ended.
             if self.schedule.is_over() or not self.is_busy:
                 raise self._ended()
@@ -354,9 +369,10 @@ class FeedSession:
         if self.is_busy:
             self._end_epoch()
             self._wake()
-        error = self._sampler_error
-        self._sampler_error = None
-        return StopIteration() if error is None else error
+        source = self._source()
+        if source is None or not source.failure.is_there:
+            return StopIteration()
+        return source.failure.take()
 
     def _end_wait(self) -> None:
         self.waits_since = None
@@ -382,7 +398,6 @@ class FeedSession:
         self.schedule.begin()
         self.schedule.mark_complete()
         self._forget()
-        self._indices = iter(())
 
     def _forget(self) -> None:
         self.unreturned = None
@@ -406,33 +421,36 @@ class FeedSession:
             "let the handler set a flag that the loop reads; or iterate again, over a new loader "
             "that has loaded the state_dict() of this one"
         )
-        self._sampler_error = FeedError(what, where=f"epoch {self.epoch}", fix=fix)
+        source = self._source()
+        if source is not None:
+            source.failure.keep(FeedError(what, where=f"epoch {self.epoch}", fix=fix))
         self.schedule.mark_complete()
 
     def _draw(self, epoch_id: int, first: int, wanted: int) -> None:
         # True for ever if a signal's handler raises before the end: see `next`.
         self._is_drawing = True
         # Outside the lock: the sampler is the user's code.
-        fresh: dict[int, AskedBatch] = {}
-        is_last = False
-        while len(fresh) < wanted and not is_last:
+        drawn: dict[int, AskedBatch] = {}
+        source = self._source()
+        is_last = source is None
+        while source is not None and len(drawn) < wanted and self.is_busy and not is_last:
             try:
-                numbered = next(self._indices)
+                numbered = next(source.indices)
                 packed = pack_value(numbered.index, allow_pickle=True)
-                fresh[first + len(fresh)] = AskedBatch(packed, numbered.seed_words)
+                drawn[first + len(drawn)] = AskedBatch(packed, numbered.seed_words)
             except StopIteration:
                 is_last = True
             except Exception as err:
                 if is_of_signal_handler(err):
                     raise
                 # The sampler's: raised once all batches before it are taken, as by torch's loader.
-                self._sampler_error = err
+                source.failure.keep(err)
                 is_last = True
         with self._lock:
             # The sampler may take long: another thread may have ended the epoch by now.
             if self.epoch_id == epoch_id and self.is_busy:
-                self._asked.update(fresh)
-                self.schedule.supply(len(fresh))
+                self._asked.update(drawn)
+                self.schedule.supply(len(drawn))
                 if is_last:
                     self.schedule.mark_complete()
             self._is_drawing = False
@@ -473,7 +491,7 @@ class FeedSession:
 
     def deliver(self, batch_number: int, outcome: BatchOutcome, *, is_final: bool = False) -> None:
         if is_final and outcome.error is not None:
-            self.mark_failed(outcome.error)
+            self.mark_failed(outcome.error.take())
             return
         self.outcomes[batch_number] = outcome
         self.stir(batch_number == self.schedule.head)
@@ -493,6 +511,11 @@ class FeedSession:
         if self.failure is None:
             self.failure = error
         self._arrival.notify_all()
+
+
+def _no_source() -> IndexSource | None:
+    """Returns nothing: no epoch has begun."""
+    return None
 
 
 class SharedState:

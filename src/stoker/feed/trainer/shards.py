@@ -27,6 +27,7 @@ from stoker.feed.stream_progress import (
     StreamProgress,
     Turns,
     own_before,
+    own_seconds_with,
     own_trouble_of,
     owns_with,
 )
@@ -220,6 +221,7 @@ class ShardScheduler(Scheduler):
         self.last_taken: tuple[int, int] | None = None
         self._num_taken = 0
         self._own_trouble = ""
+        self._own_seconds = 0.0
 
     def begin(self) -> None:
         is_noted = self._persists and not self._is_complete
@@ -371,6 +373,7 @@ class ShardScheduler(Scheduler):
             num_made = shard.taken - every + 1
             shard.owns = owns_with(shard.owns, own, num_made=num_made, every=every)
             self._own_trouble = own_trouble_of(own) or self._own_trouble
+            self._own_seconds = own_seconds_with(self._own_seconds, own)
         # Smoothed: the sizes of a stream's batches may drift.
         self._mean_bytes = (
             frame_bytes if self._mean_bytes == 0 else 0.9 * self._mean_bytes + 0.1 * frame_bytes
@@ -442,6 +445,7 @@ class ShardScheduler(Scheduler):
             epochs=self.epochs if self._persists else (),
             epochs_before=self.epochs_before,
             own_state=before,
+            own_seconds=self._own_seconds,
             origin=shard.origin,
         )
 
@@ -455,6 +459,10 @@ class ShardScheduler(Scheduler):
         if self._mean_bytes <= 0:
             return most
         return max(1, min(most, int(self.max_bytes / self._mean_bytes)))
+
+    @property
+    def usual_bytes(self) -> int:
+        return int(self._mean_bytes)
 
     @property
     def committed_bytes(self) -> int:

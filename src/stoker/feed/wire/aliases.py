@@ -4,6 +4,7 @@ Only addresses are compared, once for each tensor. Those that share no element a
 as small as it is: the columns of one matrix, say. Those that do are views of one region again.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, cast
@@ -15,6 +16,10 @@ _ALIGNMENT = 16
 # Effort and number of comparisons; beyond them memory counts as shared.
 _MAX_WORK = 1000
 _MAX_COMPARED = 64
+# Bytes of a line of a processor's caches.
+_LINE = 64
+# But not where it is more than that many times what it is used for: of columns of a large matrix.
+_MAX_SPAN_FACTOR = 4
 
 
 class View(NamedTuple):
@@ -42,6 +47,11 @@ class View(NamedTuple):
         return 0 in self.strides and any(
             stride == 0 and size > 1 for size, stride in zip(self.shape, self.strides, strict=True)
         )
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its elements, those that repeat as often as they do."""
+        return math.prod(self.shape) * self.itemsize
 
 
 @dataclass(slots=True, eq=False)
@@ -100,6 +110,66 @@ def strided(
     return View(begin, end, key, address, shape, strides, itemsize)
 
 
+class GappedLayout(NamedTuple):
+    """Memory with gaps where a view has them, each as small as can be.
+
+    Attributes:
+        strides: In bytes.
+        start: Place of the first element.
+    """
+
+    strides: tuple[int, ...]
+    start: int
+    nbytes: int
+
+
+def with_gaps(view: View) -> GappedLayout | None:
+    """Returns a layout through which libraries take the same way as through a view.
+
+    The last bits of a sum of floats depend on it: on the order of the axes, on which of them join
+    the one before, and in products of matrices on where rows begin in a line of the caches. None:
+    elements of the view share memory.
+    """
+    shape, strides, itemsize = view.shape, view.strides, view.itemsize
+    steps = [0] * len(shape)
+    # Of the axes so far, in the view and here: bytes, and where an axis goes on that joins them.
+    extent_there = extent = itemsize
+    joins_there = joins = itemsize
+    for axis in sorted(range(len(shape)), key=lambda axis: (abs(strides[axis]), -axis)):
+        if shape[axis] == 1:
+            # Libraries of matrices look at it.
+            steps[axis] = strides[axis]
+            continue
+        stride = abs(strides[axis])
+        if stride < extent_there:
+            return None
+        step = joins if stride == joins_there else _step_of(stride, extent, itemsize, joins=joins)
+        steps[axis] = step if strides[axis] > 0 else -step
+        joins_there = stride * shape[axis]
+        joins = step * shape[axis]
+        extent_there += stride * (shape[axis] - 1)
+        extent += step * (shape[axis] - 1)
+    below = [(size - 1) * -step for size, step in zip(shape, steps, strict=True) if step < 0]
+    first = view.begin % _LINE
+    return GappedLayout(tuple(steps), start=first + sum(below), nbytes=first + extent)
+
+
+def _step_of(stride: int, extent: int, itemsize: int, *, joins: int) -> int:
+    """Returns a smaller stride of an axis that does not join the ones before.
+
+    Args:
+        stride: Of the view, in bytes.
+        extent: Bytes of the axes before.
+        itemsize: Bytes of an element.
+        joins: The stride of an axis that would join them.
+    """
+    if extent == itemsize:
+        # Elements that are not side by side are read one by one.
+        return 2 * itemsize
+    step = extent + (stride - extent) % _LINE
+    return step + _LINE if step == joins else step
+
+
 def are_apart(ranges: list[tuple[int, int]]) -> bool:
     """Returns whether no two ranges of addresses (first, behind the last) overlap; sorts them."""
     ranges.sort()
@@ -146,6 +216,9 @@ def _groups(cluster: list[View]) -> list[list[View]]:
     """Divides views into those that share elements, also by way of others."""
     # Too many pairs: they count as one region, which is sent whole.
     if len(cluster) > _MAX_COMPARED:
+        span = max(view.end for view in cluster) - cluster[0].begin
+        if span > _MAX_SPAN_FACTOR * sum(view.nbytes for view in cluster):
+            return [[view] for view in cluster]
         return [cluster]
     groups: list[list[View]] = []
     for view in cluster:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import torch
 
-# As `Tensor.set_`, in 40 % of its time: 0.9 us for each tensor.
+# As `Tensor.set_`, in 40% of its time: 0.9 us for each tensor.
 _without_views: type[AbstractContextManager[object]] = getattr(
     torch._C, "_AutoDispatchBelowADInplaceOrView", contextlib.nullcontext
 )
@@ -63,8 +63,13 @@ def cut(block: torch.Tensor, parts: Sequence[BlockPart]) -> list[torch.Tensor]:
                 typed[dtype] = numbers
             if num_equal == 1:
                 tensors.append(numbers.as_strided(shape, strides, start))
+            elif shape and step == shape[0] * strides[0]:
+                # One behind the other: 60 us for 300, where each alone takes 200 in all.
+                whole = (num_equal * shape[0], *shape[1:])
+                rows = numbers.as_strided(whole, strides, start)
+                tensors.extend(rows.split_with_sizes([shape[0]] * num_equal))
             else:
-                # In half the time that each alone takes.
+                # Numbers without a dimension, or with gaps: 80 us for 300.
                 rows = numbers.as_strided((num_equal, *shape), (step, *strides), start)
                 tensors.extend(rows.unbind(0))
     return tensors

@@ -24,19 +24,25 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
-import cloudpickle
 import msgspec
 import numpy as np
 
 from stoker.errors import ProtocolError, ShippingError
 from stoker.feed.why_unfed import OF_TRAINER
-from stoker.feed.wire.aliases import Region, View, are_apart, regions_of, strided
+from stoker.feed.wire.aliases import (
+    GappedLayout,
+    Region,
+    View,
+    are_apart,
+    regions_of,
+    strided,
+    with_gaps,
+)
 from stoker.feed.wire.pickling import (
     FLOAT8_KINDS,
     RARE_DTYPES,
+    AnswerPickler,
     AnswerUnpickler,
-    class_at,
-    place_of,
     reduced,
 )
 from stoker.feed.wire.rebuilding import why_not_rebuilt
@@ -136,8 +142,10 @@ class Encoded:
         allow_pickle: bool,
         arena: Arena | None = None,
         shares_arrays: bool = False,
+        keeps_gaps: bool = False,
     ) -> None:
         self.allow_pickle = allow_pickle
+        self.keeps_gaps = keeps_gaps
         self.arena = arena
         self._begin()
         self._shares_arrays = shares_arrays
@@ -313,6 +321,8 @@ class Encoded:
         axes = [] if array.flags.c_contiguous else _order(array.strides)
         laid = array.transpose(axes) if axes else array
         if not laid.flags.c_contiguous:
+            if self.keeps_gaps:
+                return self._array_with_gaps(array)
             axes = []
             laid = array
         offset = self.reserve(
@@ -320,6 +330,20 @@ class Encoded:
             lambda target: np.copyto(target.view(laid.dtype).reshape(laid.shape), laid),
         )
         return [tag, array.dtype.str, list(laid.shape), offset, *_back(axes)]
+
+    def _array_with_gaps(
+        self, array: "np.ndarray[tuple[int, ...], np.dtype[np.generic[object]]]"
+    ) -> list[object]:
+        address = array.ctypes.data
+        layout = _layout_of(strided(address, id(array), array.shape, array.strides, array.itemsize))
+
+        def copy(target: Bytes1D) -> None:
+            spread = np.ndarray(array.shape, array.dtype, target, layout.start, layout.strides)
+            np.copyto(spread, array)
+
+        place = self.reserve(layout.nbytes, copy) + layout.start
+        shape = list(array.shape)
+        return [Tag.STRIDED_ARRAY, array.dtype.str, shape, list(layout.strides), place]
 
     def _bytes(self, value: bytes | memoryview) -> list[object]:
         source: Bytes1D = np.frombuffer(value, dtype=np.uint8)
@@ -366,15 +390,21 @@ def _tensor(encoder: Encoded, value: object) -> list[object] | None:
     tensor = value.detach() if value.requires_grad else value
     # Conjugate and negative views are flags of the tensor: its raw bytes are other values. One
     # without memory consists of zeros.
-    if tensor.is_conj() or tensor.is_neg() or (tensor.nbytes and not tensor.data_ptr()):
+    is_flagged = tensor.is_conj() or tensor.is_neg()
+    if encoder.keeps_gaps and is_flagged and not tensor.is_contiguous():
+        raise ShippingError("a sample is a conjugate or negative view with gaps")
+    if is_flagged or (tensor.nbytes and not tensor.data_ptr()):
         tensor = tensor.resolve_conj().resolve_neg().clone()
     elif tensor.nbytes:
         node = _in_region(encoder, value, tensor.data_ptr())
         if node is not None:
             return node
     axes: list[int] = []
+    as_it_is = tensor
     if not tensor.is_contiguous():
         tensor, axes = _dense(tensor)
+    if encoder.keeps_gaps and not _is_at_line(tensor):
+        return _tensor_with_gaps(encoder, as_it_is, requires_grad=value.requires_grad)
     end: list[object] = [*_back(axes)]
     if value.requires_grad:
         # The flag comes after the order of axes, empty if there is none.
@@ -382,6 +412,42 @@ def _tensor(encoder: Encoded, value: object) -> list[object] | None:
     offset = _offset(encoder, tensor)
     name = str(value.dtype).removeprefix("torch.")
     return [Tag.TENSOR, name, list(tensor.shape), offset, *end]
+
+
+def _is_at_line(tensor: "torch.Tensor") -> bool:
+    """Whether memory has no gaps and begins with a line of the caches, as all of torch does."""
+    return not tensor.nbytes or (tensor.is_contiguous() and tensor.data_ptr() % ALIGNMENT == 0)
+
+
+def _tensor_with_gaps(
+    encoder: Encoded, tensor: "torch.Tensor", *, requires_grad: bool
+) -> list[object]:
+    """Returns the node of a tensor whose memory has gaps, as a crop's, which stay."""
+    import torch
+
+    view = _view(tensor)
+    encoder.note_strided(view)
+    layout = _layout_of(view)
+    steps = [stride // view.itemsize for stride in layout.strides]
+    name = str(tensor.dtype).removeprefix("torch.")
+    rare = RARE_DTYPES.get(name)
+    if rare is not None:
+        tensor = tensor.view(getattr(torch, rare))
+
+    def copy(target: Bytes1D) -> None:
+        flat = torch.from_numpy(target[layout.start :]).view(tensor.dtype)
+        flat.as_strided(tensor.shape, steps).copy_(tensor)
+
+    place = encoder.reserve(layout.nbytes, copy) + layout.start
+    end: list[object] = [True] if requires_grad else []
+    return [Tag.STRIDED_TENSOR, name, list(tensor.shape), steps, place, *end]
+
+
+def _layout_of(view: View) -> GappedLayout:
+    layout = with_gaps(view)
+    if layout is None:
+        raise ShippingError("a sample has elements that share memory with each other")
+    return layout
 
 
 def _is_raw(tensor: "torch.Tensor") -> bool:
@@ -481,7 +547,7 @@ def _unsent(tensor: "torch.Tensor", value: object, path: str) -> ShippingError:
     )
 
 
-class _LeafPickler(cloudpickle.Pickler):  # type: ignore[misc]
+class _LeafPickler(AnswerPickler):
     def __init__(self, file: io.BytesIO, encoder: Encoded, leaves: list[object]) -> None:
         super().__init__(file, protocol=5)
         self._encoder = encoder
@@ -506,14 +572,11 @@ class _LeafPickler(cloudpickle.Pickler):  # type: ignore[misc]
             self.last_tensor = obj
 
     def reducer_override(self, obj: object) -> object:
-        """Reduces as cloudpickle does, but keeps the state of objects with slots."""
+        """Also keeps the state of objects with slots."""
         reduction = reduced(obj)
         if reduction is not None:
             return reduction
-        place = place_of(obj) if isinstance(obj, type) else None
-        if place is not None:
-            return (class_at, place)
-        usual: object = super().reducer_override(obj)
+        usual = super().reducer_override(obj)
         if usual is not NotImplemented or not _has_lost_slots(obj):
             return usual
         plain = obj.__reduce_ex__(5)
@@ -816,7 +879,12 @@ class Decoder:
 
 
 def encode(
-    value: object, *, allow_pickle: bool, arena: Arena | None = None, shares_arrays: bool = False
+    value: object,
+    *,
+    allow_pickle: bool,
+    arena: Arena | None = None,
+    shares_arrays: bool = False,
+    keeps_gaps: bool = False,
 ) -> Encoded:
     """Describes `value`, which only `Encoded.write_into` copies.
 
@@ -828,8 +896,16 @@ def encode(
         arena: Memory that parts of it may be in already.
         shares_arrays: Whether arrays that share memory share it again, as in a loop that makes its
             batches itself. Torch's workers pickle each; tensors share memory in either case.
+        keeps_gaps: Whether the memory of tensors and arrays has gaps where it has them now, as
+            that of crops: what computes with them gets the same bits.
     """
-    return Encoded(value, allow_pickle=allow_pickle, arena=arena, shares_arrays=shares_arrays)
+    return Encoded(
+        value,
+        allow_pickle=allow_pickle,
+        arena=arena,
+        shares_arrays=shares_arrays,
+        keeps_gaps=keeps_gaps,
+    )
 
 
 def decode(tree: bytes | memoryview, payload: Bytes1D | None, *, allow_pickle: bool) -> object:

@@ -42,11 +42,11 @@ from stoker.feed.wire.pickling import (
     DatasetFactory,
     SpecPickler,
     SpecUnpickler,
+    answer_of,
     culprit,
     factories_in,
     largest,
     path_to_shared,
-    pickle_of,
 )
 from stoker.feed.wire.process_settings import RANK_SETTINGS_BYTES, InheritedSettings
 from stoker.feed.wire.rebuilding import why_not_made, why_not_rebuilt
@@ -70,6 +70,19 @@ _OF_ONE_PROCESS = re.compile(
     r"|(^|_)(RANKS?|WORLD_SIZE)(_|$)|_PROXY$|^PYTHON"
     r"|^(PATH|HOME|PWD|OLDPWD|SHELL|SHLVL|USER|LOGNAME|HOST|HOSTNAME|TMPDIR|TEMP|TMP|TERM|DISPLAY"
     r"|COLUMNS|LINES|VIRTUAL_ENV|XDG_RUNTIME_DIR|LC_CTYPE|_)$"
+)
+# By which a stream may divide itself: torchrun's, and Open MPI's.
+_OF_RANK = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "NODE_RANK",
+    "OMPI_COMM_WORLD_RANK",
+    "OMPI_COMM_WORLD_SIZE",
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
 )
 _RANK_ARGUMENT = re.compile(r"^--local[-_]rank(=|$)")
 # Command lines of multiprocessing's spawned children, and of its fork server.
@@ -101,9 +114,13 @@ class ScriptEnvironment:
     arguments: tuple[str, ...] = ()
 
     @classmethod
-    def of_this_process(cls) -> "ScriptEnvironment":
+    def of_this_process(cls, *, has_rank: bool = False) -> "ScriptEnvironment":
+        """Reads it; with `has_rank` also what numbers the rank."""
         start = environment_at_start()
         changes = changes_between(start, os.environ) if start is not None else ()
+        if has_rank:
+            numbers = ((name, os.environ.get(name)) for name in _OF_RANK)
+            changes += tuple((name, number) for name, number in numbers if number is not None)
         return cls(changes, arguments_of(sys.argv))
 
     @classmethod
@@ -243,7 +260,8 @@ class DatasetPlace:
         return cls(
             ImportPath.of_this_process(),
             tuple(sorted(modules)),
-            ScriptEnvironment.of_this_process(),
+            # A stream is of one rank; a map-style dataset is held once for all.
+            ScriptEnvironment.of_this_process(has_rank=spec.is_iterable),
             imported_code().facts(modules) if checks_code else CodeFacts(),
             spec.start_method,
             classes_digest(),
@@ -613,12 +631,12 @@ def _packed(err: BaseException, *, host: str, where: str, side: why_unfed.Side |
     text = _cut("".join(trace.format()))
     message = f"Caught {type(err).__name__} in {where} on host {host}.\nOriginal {text}"
     long = sum(len(argument) for argument in err.args if isinstance(argument, str | bytes))
-    arguments = pickle_of(err) if long <= _MAX_ERROR_BYTES else None
+    arguments = answer_of(err) if long <= _MAX_ERROR_BYTES else None
     # The error has to fit a message.
     if arguments is not None and len(arguments) > _MAX_ERROR_BYTES:
         arguments = None
     why = None if side is None or isinstance(err, StokerError) else why_not_made(err, side)
-    packed = _PackedError(pickle_of(type(err)), type(err).__name__, message, arguments, why)
+    packed = _PackedError(answer_of(type(err)), type(err).__name__, message, arguments, why)
     return pickle.dumps(packed)
 
 

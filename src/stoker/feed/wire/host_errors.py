@@ -59,6 +59,8 @@ _CREDENTIALS_NAMES = frozenset(
 )
 # Characters of an error that are searched for its cause.
 _MAX_TEXT = 1 << 14
+_NO_LIBRARY = ": cannot open shared object file"
+_NO_SYMBOL = ": undefined symbol: "
 _LIBRARY = re.compile(r"(\S+\.so[\w.]*|\S+\.dylib|\S+\.dll): cannot open shared object file")
 _SYSTEM = re.compile(r"version [`'](\w+_[\d.]+)' not found(?: \(required by ([^)]+)\))?")
 _SYMBOL = re.compile(r"(\S+\.so[\w.]*): undefined symbol: (\w+)")
@@ -142,6 +144,9 @@ def cause_on_host(err: BaseException, side: Side, *, raised: str) -> WhyUnfed | 
             return why_unfed.out_of_memory(side, raised=raised)
         case locale.Error():
             return why_unfed.missing_locale(side, raised=raised)
+        case BrokenPipeError():
+            # Rather a program that the code had started than another machine.
+            return None
         case OSError():
             why = _of_os_error(err, side, raised=raised)
             if why is not None:
@@ -206,9 +211,10 @@ _BY_NUMBER: MappingProxyType[int, _ByNumber] = MappingProxyType(
 
 
 def _of_text(text: str, side: Side, *, raised: str) -> WhyUnfed | None:
-    library = _LIBRARY.search(text)
+    # A search for what ends so takes a second in a long text without spaces.
+    library = _LIBRARY.search(text) if _NO_LIBRARY in text else None
     system = _SYSTEM.search(text)
-    symbol = _SYMBOL.search(text)
+    symbol = _SYMBOL.search(text) if _NO_SYMBOL in text else None
     if library:
         return why_unfed.missing_library(library[1], side, raised=raised)
     if system:

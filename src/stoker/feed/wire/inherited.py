@@ -22,6 +22,7 @@ class InheritedSetting:
         default: Its value in a fresh process.
         differs_by_rank: Ranks of one script often have different values.
         is_compared: Written only where the value here is another one; False: `read` takes long.
+        is_of_streams: Sent with a stream alone, which is one rank's.
     """
 
     name: str
@@ -31,6 +32,7 @@ class InheritedSetting:
     default: object = UNKNOWN
     differs_by_rank: bool = False
     is_compared: bool = True
+    is_of_streams: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +58,7 @@ def setting(
     default: object = UNKNOWN,
     differs_by_rank: bool = False,
     is_compared: bool = True,
+    is_of_streams: bool = False,
 ) -> InheritedSetting:
     """Returns a setting whose `write` takes the value itself; see InheritedSetting.
 
@@ -74,4 +77,5 @@ def setting(
         default=default,
         differs_by_rank=differs_by_rank,
         is_compared=is_compared,
+        is_of_streams=is_of_streams,
     )

@@ -37,6 +37,7 @@ from stoker.feed.wire.script_module import (
     made_in_script,
     name_in_script,
     new_type,
+    path_in_script,
 )
 from stoker.feed.wire.shared_memory import SharedMemory, SharedMemoryError, sharing_of
 
@@ -327,6 +328,36 @@ class SpecPickler(cloudpickle.Pickler):  # type: ignore[misc]
         # By type first: numbers and texts cannot be compared.
         ordered = sorted(found, key=lambda item: (type(item).__name__, repr(item)))
         return (number, ordered, isinstance(found, frozenset))
+
+
+class AnswerPickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Pickler of batches and errors: what the trainer has is named, also if its script defines it.
+
+    By value a class would be another one in the trainer, unless it knows the class by an id of
+    cloudpickle's. It has none of those that only a child of the trainer has pickled.
+    """
+
+    def reducer_override(self, obj: object) -> object:
+        if isinstance(obj, type):
+            place = place_of(obj)
+            if place is not None:
+                return (class_at, place)
+        if isinstance(obj, type | FunctionType):
+            path = path_in_script(obj)
+            if path:
+                return (class_at, (SCRIPT_NAMES[0], path))
+        usual: object = super().reducer_override(obj)
+        return usual
+
+
+def answer_of(value: object) -> bytes | None:
+    """Returns the pickle of an error, or of its class, for the trainer; None: it has none."""
+    file = io.BytesIO()
+    try:
+        AnswerPickler(file, protocol=5).dump(value)
+    except (Exception, SystemExit):
+        return None
+    return file.getvalue()
 
 
 class AnswerUnpickler(pickle.Unpickler):

@@ -72,15 +72,21 @@ class InheritedSettings:
     unsent: tuple[str, ...] = ()
 
     @classmethod
-    def of_this_process(cls) -> "InheritedSettings":
-        """Reads all settings; takes about a millisecond."""
+    def of_this_process(cls, *, of_stream: bool = False) -> "InheritedSettings":
+        """Reads all settings; takes about a millisecond.
+
+        Args:
+            of_stream: Also what only a stream may have, as it is one rank's.
+        """
         shared: dict[str, object] = {}
         of_rank: dict[str, object] = {}
         for inherited in SETTINGS:
-            value = _read(inherited)
+            if inherited.is_of_streams and not of_stream:
+                continue
+            value = value_here(inherited)
             if value is not UNKNOWN and value != inherited.default:
                 (of_rank if inherited.differs_by_rank else shared)[inherited.name] = value
-        registers = ((register.name, _read(register)) for register in REGISTERS)
+        registers = ((register.name, value_here(register)) for register in REGISTERS)
         objects = tuple(
             (name, value) for name, value in registers if value and value is not UNKNOWN
         )
@@ -122,7 +128,7 @@ class InheritedSettings:
                 _write_objects(register, objects[register.name])
 
 
-def _read(each: InheritedSetting | InheritedObjects) -> object:
+def value_here(each: InheritedSetting | InheritedObjects) -> object:
     """Returns UNKNOWN for a setting of a module that is not imported, or that lacks it."""
     if each.module not in sys.modules:
         return UNKNOWN
@@ -140,7 +146,7 @@ def _write(each: InheritedSetting, value: object, *, is_given: bool) -> None:
 
     def write() -> None:
         try:
-            if not each.is_compared or _as_json(_read(each)) != value:
+            if not each.is_compared or _as_json(value_here(each)) != value:
                 each.write(json.dumps(value))
         except Exception as err:
             _say_once(f"{each.name} is not as in the script: {type(err).__name__}: {err}")

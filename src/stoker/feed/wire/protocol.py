@@ -38,7 +38,7 @@ from stoker.host.gpus import GpuState
 
 # To be raised with every change that an older peer would misread: of these messages, of a batch's
 # tree (codec), of what is pickled (dataset). tests/contract/test_wire_version.py pins them.
-PROTOCOL_VERSION = 11
+PROTOCOL_VERSION = 12
 
 # Shards of an iterable dataset: workers of one loader of one rank.
 MAX_SHARDS = 4096
@@ -268,6 +268,7 @@ class HostWork(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     Attributes:
         batches: Those that the rank used, without `duplicates`, which came after another host's.
         moved: Batches reassigned because the host was lost, declined them, or was late.
+        shared_samples: Samples that it made for batches which another host put together.
         credits: Limit of `in_flight`; 0: the host is gone.
         num_workers: Workers that have made a batch; `workers` are the first ones.
     """
@@ -278,6 +279,7 @@ class HostWork(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     frame_bytes: Count = 0
     duplicates: Count = 0
     moved: Count = 0
+    shared_samples: Count = 0
     in_flight: Count = 0
     credits: Count = 0
     busy_seconds: float = 0.0
@@ -441,12 +443,14 @@ class OwnState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         digest: Checksum of these.
         state: Packed, without pickles.
         why_unused: Why there is no state, and what to do; empty: there is one, or it was wrong.
+        seconds: What it took; infinite: the dataset is not to be asked again.
     """
 
     num_made: Count = 0
     digest: Count = 0
     state: Annotated[bytes, msgspec.Meta(max_length=MAX_OWN_BYTES)] = b""
     why_unused: Annotated[str, msgspec.Meta(max_length=1000)] = ""
+    seconds: float = 0.0
 
 
 class ShardOrigin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -493,6 +497,7 @@ class Stream(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         epochs_before: Epochs of the same iterator before this one.
         own_state: That of the dataset from before `made`, with which a new process begins: what
             followed it is made again, and all only if that differs.
+        own_seconds: What the dataset's last state took, in any process; infinite: it is not asked.
         origin: Of a shard of a rank of an earlier run: its dataset, seeds and worker id.
     """
 
@@ -508,6 +513,7 @@ class Stream(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     epochs: StreamEpochNumbers = ()
     epochs_before: Count = 0
     own_state: OwnState | None = None
+    own_seconds: float = 0.0
     origin: ShardOrigin | None = None
 
 

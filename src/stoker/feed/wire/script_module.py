@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
+from operator import attrgetter
 from types import FunctionType, ModuleType
 from typing import NewType, cast
 
@@ -53,7 +54,7 @@ class ScriptFacts:
         if vars(main).get("__file__") == self.file:
             # A child of the trainer.
             return main
-        stand_in = ModuleType(self.name)
+        stand_in = StandIn(self.name)
         names: dict[str, object] = {"__builtins__": builtins, "__package__": self.package}
         if self.file is not None:
             names["__file__"] = self.file
@@ -91,6 +92,26 @@ def are_scripts_globals(names: Mapping[str, object]) -> bool:
     # copies.
     is_named = names.get("__name__") in SCRIPT_NAMES
     return is_named and names.get("__file__", "") == main.get("__file__")
+
+
+class StandIn(ModuleType):
+    """The script's module on a data host."""
+
+
+def path_in_script(obj: object) -> str:
+    """Returns the path by which the trainer, too, has a class or function of its script.
+
+    Empty on a data host, whose stand-in for the script may lack what the script has.
+    """
+    main = script()
+    if not is_of_script(obj) or isinstance(main, StandIn):
+        return ""
+    path = str(getattr(obj, "__qualname__", ""))
+    try:
+        return path if attrgetter(path)(main) is obj else ""
+    except AttributeError:
+        # Of a function's own, or replaced since.
+        return ""
 
 
 class ScriptGlobals:

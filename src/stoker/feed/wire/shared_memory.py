@@ -152,5 +152,5 @@ def _is_pinned(value: object) -> bool:
     if torch is None or not isinstance(value, torch.Tensor | torch.UntypedStorage):
         return False
     # A driver maps pinned memory as shared; a question without an accelerator would start one.
-    is_in_use = torch.cuda.is_available() and torch.cuda.is_initialized()
-    return bool(is_in_use and value.is_pinned())
+    # Nor may it be asked whether there is one: ranks that the script forks could not use it then.
+    return bool(torch.cuda.is_initialized() and value.is_pinned())

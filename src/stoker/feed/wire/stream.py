@@ -71,7 +71,7 @@ class BufferPool:
         """Returns an array of `size` bytes with arbitrary content; reused after its last view."""
         if size < SMALL_BYTES:
             return np.empty(size, dtype=np.uint8)
-        # Four classes to each doubling: at most 25 % is unused.
+        # Four classes to each doubling: at most 25% is unused.
         step = max(mmap.PAGESIZE, 1 << ((size - 1).bit_length() - 3))
         # Rounded up to a multiple of the step.
         size_class = -(-size // step) * step

@@ -47,6 +47,19 @@ def _set_default_dtype(name: str) -> None:
     torch.set_default_dtype(_dtype(name))
 
 
+def _group() -> object:
+    # It imports torch.
+    from stoker.feed.wire.process_group import group_here
+
+    return group_here()
+
+
+def _enter_group(value: tuple[int, int, str] | None) -> None:
+    from stoker.feed.wire.process_group import enter_group
+
+    enter_group(value)
+
+
 def _deterministic() -> object:
     import torch
 
@@ -169,6 +182,14 @@ def _set_print_options(options: dict[str, object]) -> None:
 
 
 TORCH_SETTINGS = (
+    setting(
+        "torch.distributed's rank and number of ranks",
+        _group,
+        _enter_group,
+        module="torch.distributed",
+        default=None,
+        is_of_streams=True,
+    ),
     setting(
         "torch.set_default_dtype",
         _default_dtype,

@@ -10,11 +10,14 @@ timer of it ends them, the first half of the batch is made and waited for, then 
 """
 
 import signal
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from stoker.feed.doubts import ErrorTrust
 from stoker.feed.lost_samples import ALL_SAMPLES, LostSample
 from stoker.feed.sample_index import index_at, indices_of
+from stoker.feed.wire.protocol import BadSample
 from stoker.feed.workers import pipe
 from stoker.feed.workers.jobs import WorkerJob
 from stoker.feed.workers.progress import SamplePlace
@@ -37,15 +40,22 @@ class LossRules:
         on_error: As in FeedSettings.
         timeout_seconds: Seconds that a sample may take; None: any. With `raise` the trainer's limit
             ends the run, and no worker.
+        trust: What earlier pools have found out of the dataset's errors; None: nothing.
     """
 
     on_error: Literal["raise", "skip", "replace"] = "raise"
     timeout_seconds: float | None = None
+    trust: ErrorTrust | None = None
 
     @classmethod
-    def of(cls, feed: FeedSettings) -> "LossRules":
+    def of(cls, feed: FeedSettings, *, trust: ErrorTrust | None = None) -> "LossRules":
         """Returns the rules of a run's settings."""
-        return cls(on_error=feed.on_error, timeout_seconds=feed.sample_timeout_seconds)
+        timeout = feed.sample_timeout_seconds
+        return cls(on_error=feed.on_error, timeout_seconds=timeout, trust=trust)
+
+    def trust_of_pool(self) -> ErrorTrust:
+        """Returns what a pool begins with: what earlier ones have found out, if there were any."""
+        return self.trust or ErrorTrust()
 
     @property
     def is_tolerant(self) -> bool:
@@ -75,7 +85,8 @@ class WorkerDeath:
         words: How it ended, for use after "its process".
         status: Its exit code; negative: by that signal.
         is_hanging: It was killed, as `at` took too long.
-        changed_by: A bad sample that had left it changed.
+        failed: Bad samples of the batch that it was making.
+        changed: What they had left in its process, as which it ended.
         seconds: For which it had worked on its job.
     """
 
@@ -83,13 +94,24 @@ class WorkerDeath:
     words: str
     status: int | None = None
     is_hanging: bool = False
-    changed_by: LostSample | None = None
+    failed: tuple[LostSample, ...] = ()
+    changed: pipe.LeftChanged | None = None
     seconds: float = 0.0
 
     @property
     def is_from_outside(self) -> bool:
         """Whether another process may have ended it."""
         return not self.is_hanging and self.status in _FROM_OUTSIDE
+
+    @property
+    def is_samples(self) -> bool:
+        """Whether a sample may be to blame."""
+        return self.at is not None or self.is_unfit
+
+    @property
+    def is_on_purpose(self) -> bool:
+        """Whether it ended for another process to go on without what bad samples have left."""
+        return self.changed is not None
 
     @property
     def is_unfit(self) -> bool:
@@ -104,9 +126,12 @@ class LossSearch:
         verdict: Why the batch cannot be made; empty: it is not known yet.
     """
 
-    def __init__(self, job: WorkerJob, rules: LossRules) -> None:
+    def __init__(self, job: WorkerJob, rules: LossRules, trust: ErrorTrust | None = None) -> None:
         self._job = job
         self._rules = rules
+        self._trust = trust or ErrorTrust()
+        # Places of samples that failed in a process where others had failed before.
+        self._doubted: set[int] = set()
         self._lost: list[LostSample] = []
         self._is_one_by_one = False
         self._has_made_each = False
@@ -131,9 +156,13 @@ class LossSearch:
         at = death.at
         self._wait_seconds = min(max(self._wait_seconds, death.seconds), _MAX_WAIT_SECONDS)
         self._is_doubtful = self._is_doubtful or death.is_from_outside
+        if death.changed is not None:
+            return self._without_changing(job, death.changed)
         self._last_words = death.words
-        if death.changed_by is not None:
-            return self._without(death.changed_by)
+        if death.failed:
+            # They may have made it so: a lock that one has not released.
+            self._note_failed({sample.place for sample in death.failed})
+            return self._without(death.failed)
         if self._among is not None:
             return self._died_later(job, death)
         if at is None and death.is_unfit and not self._has_made_each:
@@ -164,6 +193,18 @@ class LossSearch:
         if self._is_one_by_one and not self._rules.is_tolerant:
             return self._search_later()
         return self._try_again()
+
+    def made(self, bad: Iterable[BadSample]) -> None:
+        """Ends the search: the batch is made, with these bad samples."""
+        self._note_failed({sample.place for sample in bad})
+        if self._doubted:
+            self._trust.refute()
+
+    def _note_failed(self, places: set[int]) -> None:
+        """Counts errors that were doubted, and came again in a fresh process."""
+        again = self._doubted & places
+        self._doubted -= again
+        self._trust.confirm(len(again))
 
     def _died_later(self, job: WorkerJob, death: WorkerDeath) -> WorkerJob | None:
         """Goes on in the first samples, one of which has ended their process, perhaps later."""
@@ -215,14 +256,27 @@ class LossSearch:
             self.verdict = f"{sample} ends its process, also alone: {death.words}"
             return None
         error = "SampleTimeoutError" if death.is_hanging else "ProcessDiedError"
-        return self._without(LostSample(at.place, at.attempt, error, death.words))
+        return self._without([LostSample(at.place, at.attempt, error, death.words)])
 
-    def _without(self, sample: LostSample) -> WorkerJob:
-        """Returns the order for the batch without a sample, and forgets what it has done."""
-        if sample.place == ALL_SAMPLES:
-            self._is_one_by_one = True
-        else:
-            self._lost.append(sample)
+    def _without_changing(self, job: WorkerJob, changed: pipe.LeftChanged) -> WorkerJob:
+        """Returns what is made next where bad samples have left their process changed."""
+        doubted = changed.doubted
+        if doubted is None and not changed.samples:
+            # It has not been done.
+            return job
+        self._note_failed({sample.place for sample in changed.samples})
+        # A call for all samples is no sample; nor is what would replace one listed as bad.
+        if doubted is not None and doubted.place != ALL_SAMPLES and not doubted.attempt:
+            self._doubted.add(doubted.place)
+        return self._without(changed.samples)
+
+    def _without(self, samples: Iterable[LostSample]) -> WorkerJob:
+        """Returns the order for the batch without some samples, and forgets what they have done."""
+        for sample in samples:
+            if sample.place == ALL_SAMPLES:
+                self._is_one_by_one = True
+            else:
+                self._lost.append(sample)
         self._among = None
         self._has_made_each = False
         self._num_tries = self._num_alone = 0

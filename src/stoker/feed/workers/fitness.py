@@ -18,10 +18,12 @@ from stoker.feed.lost_samples import LostSample
 from stoker.feed.workers.pipe import (
     CHANGED,
     DISCONNECTED,
+    DOUBTED,
     LIMITED,
     LastWords,
     LeftChanged,
     Pipe,
+    SampleFailed,
     pack,
 )
 
@@ -65,14 +67,27 @@ class Fitness:
         if trouble:
             self._end(LastWords(trouble), LIMITED)
 
-    def end_changed(self, sample: LostSample, words: str) -> NoReturn:
+    def end_changed(self, samples: list[LostSample], words: str) -> NoReturn:
         """Ends this process, as a bad sample has left it changed.
 
         Args:
-            sample: With its own error, which counts.
-            words: What it has changed.
+            samples: The bad ones of this batch with their own errors, which count.
+            words: What the last one has changed.
         """
-        self._end(LeftChanged(sample, words), CHANGED)
+        self._end(LeftChanged(samples, words), CHANGED)
+
+    def note_failed(self, sample: LostSample) -> None:
+        """Says that a sample of this batch is bad, should a later one end or block this process."""
+        self._channel.send(pack(SampleFailed(sample)))
+
+    def end_doubted(self, samples: list[LostSample], doubted: LostSample | None) -> NoReturn:
+        """Ends this process, as samples that have failed in it may have spoilt it.
+
+        Args:
+            samples: The bad ones of this batch with their own errors, which count.
+            doubted: The one behind them, which another process makes.
+        """
+        self._end(LeftChanged(samples, "", doubted), DOUBTED)
 
     def _end(self, message: LastWords | LeftChanged, code: int) -> NoReturn:
         # Without memory it ends without words.

@@ -9,6 +9,7 @@ forgets its shuffle buffer, is noticed there, and the stream is made again from 
 import contextlib
 import copy
 import io
+import math
 import time
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, cast
@@ -25,7 +26,7 @@ from stoker.feed.wire.protocol import MAX_OWN_BYTES, OwnState
 
 # A run that resumes makes again what this time made: below it a state gains nothing.
 MIN_SECONDS = 1.0
-# A state is taken after 50 times as long as the last one took: 2 % at most.
+# A state is taken after 50 times as long as the last one took: 2% at most.
 _SHARE = 50.0
 # torchdata's names, and those of Grain's iterators.
 _NAMES = (("state_dict", "load_state_dict"), ("get_state", "set_state"))
@@ -77,15 +78,21 @@ class OwnStates:
     Attributes:
         keeps_dataset: The dataset outlives the epoch, and is not asked: Hugging Face's begin each
             later epoch, too, where a state was loaded.
+        seconds: What the last state took.
     """
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self.keeps_dataset = False
         self._making_seconds = 0.0
-        self._cost_seconds = 0.0
+        self.seconds = 0.0
         self._is_off = False
         self._why_unused = ""
+        self._unkept = ""
+
+    def expect(self, seconds: float) -> None:
+        """Expects what a state took in another process: a new one is not asked sooner."""
+        self.seconds = max(self.seconds, seconds)
 
     def begin(self) -> None:
         """Begins an epoch."""
@@ -112,7 +119,7 @@ class OwnStates:
             roots: What may hold random generators.
         """
         # An expensive state is taken less often, so that it costs a bounded share of the time.
-        least_seconds = max(MIN_SECONDS, _SHARE * self._cost_seconds)
+        least_seconds = max(MIN_SECONDS, _SHARE * self.seconds)
         if self._is_off or self._making_seconds < least_seconds:
             return b""
         began = self._clock()
@@ -122,7 +129,7 @@ class OwnStates:
             packed = self._packed(dataset, iterator, roots)
         except Exception as err:
             self.leave_unused(_FAILED.format(type(err).__name__, str(err)[:300]))
-        self._cost_seconds = self._clock() - began
+        self.seconds = self._clock() - began
         self._making_seconds = 0.0
         if len(packed) > MAX_OWN_BYTES:
             mib = 1 << 20
@@ -135,8 +142,16 @@ class OwnStates:
     def unused(self) -> OwnState | None:
         """Returns, once, why there are no states of a dataset that has some."""
         why = self._why_unused
-        self._why_unused = ""
-        return OwnState(why_unused=why) if why else None
+        if why:
+            self._why_unused = ""
+            return OwnState(why_unused=why, seconds=math.inf)
+        unkept = self._unkept
+        self._unkept = ""
+        return OwnState(why_unused=unkept) if unkept else None
+
+    def note_unkept(self, what: str) -> None:
+        """Has it said that the dataset keeps something in itself that no state has."""
+        self._unkept = what
 
     def leave_unused(self, why: str) -> None:
         """Takes no more states, and has it said why."""

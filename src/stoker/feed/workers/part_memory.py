@@ -52,7 +52,7 @@ class EncodedSamples:
                 plain.append(sample.sample)
             else:
                 plain.append(sample)
-        encoded = codec.encode(plain, allow_pickle=False, shares_arrays=True)
+        encoded = codec.encode(plain, allow_pickle=False, shares_arrays=True, keeps_gaps=True)
         return cls(len(samples), encoded, made_at, tuple(bad))
 
 

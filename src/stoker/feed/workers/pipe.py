@@ -18,8 +18,8 @@ import msgspec
 
 from stoker.errors import ProtocolError
 from stoker.feed.lost_samples import LostSample
-from stoker.feed.stretches import MAX_STRETCHES
 from stoker.feed.wire.protocol import NO_NOTES, BadSample, Make, OwnState, SampleNotes
+from stoker.records.workload import MAX_STRETCHES
 
 # An index of a million samples has 10 MB; nothing else is that long.
 MAX_MESSAGE_BYTES = 256 << 20
@@ -40,6 +40,8 @@ DISCONNECTED = 207
 LIMITED = 208
 # What all samples share is another one than before a bad sample.
 CHANGED = 209
+# A sample has failed behind a bad one: that one may have left something behind that made it fail.
+DOUBTED = 210
 
 # Free slots that a worker keeps, warm for its next batches, where there is memory for them.
 SPARE_SLOTS = 3
@@ -57,6 +59,13 @@ class KeepSlots(msgspec.Struct, frozen=True, tag=True):
     """So many free slots may wait for later batches; the memory of others is freed."""
 
     number: int
+
+
+class TrustErrors(msgspec.Struct, frozen=True, tag=True):
+    """An error of a sample is its own from now on, also behind those of others.
+
+    So it has been: those that were doubted failed in other processes as well.
+    """
 
 
 class Up(msgspec.Struct, frozen=True, tag=True):
@@ -191,18 +200,36 @@ class LastWords(msgspec.Struct, frozen=True, tag=True):
     words: str
 
 
-class LeftChanged(msgspec.Struct, frozen=True, tag=True):
-    """A bad sample has left this process changed, in these words: it ends next.
+class SampleFailed(msgspec.Struct, frozen=True, tag=True):
+    """A sample of the batch that is being made is bad, by its own error.
 
-    In another one it counts as one that is lost, with its own error.
+    If a later one ends or blocks the process, that may be its doing: a lock that it has not
+    released.
     """
 
     sample: LostSample
+
+
+class LeftChanged(msgspec.Struct, frozen=True, tag=True):
+    """Bad samples have left this process changed, or perhaps: it ends next.
+
+    In another one they count as lost ones, each with its own error.
+
+    Attributes:
+        samples: Of the batch that it makes.
+        words: What they have changed; empty: it is not known that they have.
+        doubted: The sample that failed behind them, or behind one of an earlier batch; it shows in
+            another process whether it fails by itself. None: it was to show what a sample does
+            alone, where others had failed.
+    """
+
+    samples: list[LostSample]
     words: str
+    doubted: LostSample | None = None
 
 
 to_worker = msgspec.msgpack.Decoder(
-    Make | MakePart | MakeAgain | MakeAlone | Collate | Reuse | KeepSlots
+    Make | MakePart | MakeAgain | MakeAlone | Collate | Reuse | KeepSlots | TrustErrors
 )
 from_worker = msgspec.msgpack.Decoder(
     Up
@@ -215,6 +242,7 @@ from_worker = msgspec.msgpack.Decoder(
     | Error
     | End
     | LastWords
+    | SampleFailed
     | LeftChanged
 )
 pack = msgspec.msgpack.Encoder().encode

@@ -88,6 +88,8 @@ def describe_exit(status: int | None, *, kills_before: int | None = None) -> str
         return "ended, as a sample has lowered its limits (ulimit): it could make no batch"
     if status == pipe.CHANGED:
         return "was replaced, as a bad sample had changed what later ones would see"
+    if status == pipe.DOUBTED:
+        return "was replaced, to see whether a sample that failed behind a bad one does by itself"
     return f"ended with {ended_words(status)}{killed_words(status, kills_before=kills_before)}"
 
 
@@ -149,6 +151,8 @@ class WorkerPool:
 
     # Free slots that each worker keeps: fewer, where memory is short.
     _num_spare_slots = pipe.SPARE_SLOTS
+    _is_closed = False
+    _has_said_trust = False
 
     def __init__(
         self,
@@ -175,6 +179,7 @@ class WorkerPool:
         self._rules = rules
         # Of jobs of which a worker died.
         self._searches: dict[tuple[object, ...], LossSearch] = {}
+        self._trust = rules.trust_of_pool()
         self._retries: deque[WorkerJob] = deque()
         # Cached `_load`. Whoever changes a worker's jobs, readiness or lateness, `_workers` or
         # `_splits` sets it to None.
@@ -190,7 +195,6 @@ class WorkerPool:
         # By session: its last epoch, and the jobs of it so far.
         self._num_assigned: dict[str, tuple[int, int]] = {}
         self._had_workers = num_workers > 0
-        self._is_closed = False
         self.last_death = ""
         try:
             for number in range(num_workers):
@@ -503,6 +507,8 @@ class WorkerPool:
         # Memory is short already: a new worker does not know it.
         if self._num_spare_slots < pipe.SPARE_SLOTS:
             worker.channel.send(pipe.pack(pipe.KeepSlots(self._num_spare_slots)))
+        if self._trust.is_full:
+            worker.channel.send(pipe.pack(pipe.TrustErrors()))
         return worker
 
     def _assign_pinned(self, job: WorkerJob) -> list[Result]:
@@ -550,11 +556,21 @@ class WorkerPool:
 
     def _accept(self, result: Result) -> bool:
         """Ends a job with its first result, and returns True; discards a later one."""
-        self._searches.pop(result.job.key, None)
+        search = self._searches.pop(result.job.key, None)
         if self._open.pop(result.job.key, None) is not None:
+            if search is not None and result.error is None:
+                search.made(result.samples.bad)
+                self._say_trust()
             return True
         result.discard()
         return False
+
+    def _say_trust(self) -> None:
+        """Has workers believe errors from now on, if those that they doubted always came again."""
+        if self._trust.is_full and not self._has_said_trust:
+            self._has_said_trust = True
+            for worker in self._workers.values():
+                worker.channel.send(pipe.pack(pipe.TrustErrors()))
 
     def _try_split(self, job: WorkerJob) -> bool:
         """Divides a job into parts where that is worth it: at the begin of an epoch, and its end.
@@ -855,7 +871,8 @@ class WorkerPool:
             # What a process sends is its own doing.
             status=None if nonsense else worker.process.exitcode,
             is_hanging=worker.hung_at is not None,
-            changed_by=worker.changed_by,
+            failed=tuple(worker.failed),
+            changed=worker.changed,
             seconds=max(0.0, self._clock() - worker.begun_at),
         )
         lost: list[WorkerJob]
@@ -898,10 +915,10 @@ class WorkerPool:
     def _replace(self, worker: WorkerHandle, death: WorkerDeath) -> list[WorkerJob]:
         """Starts another worker, which gets the jobs of the dead one; returns lost jobs."""
         # A sample may be to blame, and is left out then, or is searched for.
-        is_samples = self._rules.is_tolerant and (death.at is not None or death.is_unfit)
+        is_no_fault = death.is_on_purpose or (self._rules.is_tolerant and death.is_samples)
         if worker.jobs and isinstance(worker.jobs[0].again, pipe.MakeAlone):
-            is_samples = True
-        deaths = worker.deaths_in_a_row + (not is_samples)
+            is_no_fault = True
+        deaths = worker.deaths_in_a_row + (not is_no_fault)
         if not self._is_closed and deaths < MAX_DEATHS_IN_A_ROW:
             try:
                 self._start_worker(worker.number, deaths_in_a_row=deaths)
@@ -917,6 +934,7 @@ class WorkerPool:
         if job is not None and self._is_to_be_made(job):
             search = self._search_of(job)
             self._retry(job, search.died(job, death), lost)
+            self._say_trust()
         if not self._workers:
             lost.extend(self._retries)
             lost.extend(split.job for split in self._splits)
@@ -935,7 +953,7 @@ class WorkerPool:
     def _search_of(self, job: WorkerJob) -> LossSearch:
         search = self._searches.get(job.key)
         if search is None:
-            search = self._searches[job.key] = LossSearch(job, self._rules)
+            search = self._searches[job.key] = LossSearch(job, self._rules, self._trust)
         return search
 
     def _retry(self, job: WorkerJob, again: WorkerJob | None, lost: list[WorkerJob]) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from stoker.feed import seeding
+from stoker.feed.left_behind import running_timers
 from stoker.feed.lost_samples import ALL_SAMPLES, NO_SAMPLE, LostSample
 from stoker.feed.seeding import Seeder
 from stoker.feed.stretches import stretch_begin, stretch_samples
@@ -19,6 +20,7 @@ from stoker.feed.tolerance import (
     TolerantDataset,
     sample_of,
 )
+from stoker.feed.wire import codec
 from stoker.feed.wire.dataset import DatasetSpec
 from stoker.feed.wire.protocol import BadSample, Make
 from stoker.feed.workers.pipe import MakeAlone
@@ -63,7 +65,9 @@ class SampleMaker:
         self._tolerant_dataset: TolerantDataset | None = None
         self._tolerant: TolerantCollate | None = None
         if spec.on_error != "raise":
-            dataset = TolerantDataset(spec.dataset, spec.on_error, seeder=seeder)
+            dataset = TolerantDataset(
+                spec.dataset, spec.on_error, is_batched=spec.auto_collation, seeder=seeder
+            )
             dataset.note = note
             dataset.on_bad = on_bad
             self._dataset = self._tolerant_dataset = dataset
@@ -73,9 +77,10 @@ class SampleMaker:
         self._is_batched = spec.auto_collation
         self._each = seeder if seeder is not None and seeder.seeds_each else None
         # `Subset` has `__getitems__`, and asks its dataset one by one where that has none.
-        self._is_one_call = seeding.makes_many(spec.dataset) or (
+        asks_for_many = seeding.makes_many(spec.dataset) or (
             self._each is None and bool(getattr(spec.dataset, "__getitems__", None))
         )
+        self._is_one_call = self._is_batched and asks_for_many
         self.at: object = None
 
     @property
@@ -87,6 +92,11 @@ class SampleMaker:
     def makes_parts(self) -> bool:
         """Whether some samples of a batch can be made without the others."""
         return self._is_batched and self._each is not None and not self._is_one_call
+
+    def begin_order(self) -> None:
+        """Notes what runs in this process before any sample of an order is made."""
+        if self._tolerant_dataset is not None:
+            self._tolerant_dataset.timers = running_timers()
 
     def keep_whole(self) -> None:
         """Makes batches to their end from now on, as their samples cannot go to other workers."""
@@ -214,6 +224,8 @@ class SampleMaker:
         self._note(NO_SAMPLE, 0)
         if self._each is not None and self._is_batched and not self._is_one_call:
             self._each.collation(order.seed_words)
+        if self._tolerant is not None:
+            self._tolerant.index = lambda: codec.unpack_value(order.index, allow_pickle=True)
         return self._collate_fn(samples)
 
     def _lone_sample(self, order: Make, index: object) -> object:

@@ -15,7 +15,14 @@ from torch.utils.data.graph_settings import apply_random_seed
 
 from stoker.errors import FeedError, ProtocolError
 from stoker.feed.data_worker import hide_worker
-from stoker.feed.kept_values import KeptValues, changed_values, set_values, values_of
+from stoker.feed.kept_values import (
+    KeptValues,
+    changed_values,
+    live_iterator_in,
+    set_values,
+    unkept,
+    values_of,
+)
 from stoker.feed.rank_streams import RankDatasets
 from stoker.feed.seeding import set_states, states_here, values_in
 from stoker.feed.stream_epochs import StreamEpochs
@@ -36,6 +43,7 @@ from stoker.feed.workers.own_states import (
 )
 from stoker.feed.workers.pipe import End, Error, MakeAgain, MakeAlone, MakePart, Unsplittable
 from stoker.feed.workers.slots import Slots
+from stoker.pending_error import PendingError
 
 
 class ShardStream:
@@ -58,7 +66,7 @@ class ShardStream:
         self._epochs_before = -1
         self._is_reseeded = False
         self._fetcher: WorkerFetcher | None = None
-        self._init_error: Exception | None = None
+        self._init_error = PendingError()
         self.position = 0
         self.is_exhausted = False
         self.state = b""
@@ -77,6 +85,7 @@ class ShardStream:
             return
         is_new = self._epoch_id is None
         self._own_states.keeps_dataset = resumed.persists
+        self._own_states.expect(resumed.own_seconds)
         self._epoch_id = epoch_id
         # worker_init_fn before the iterator, as in torch's worker: both may draw random numbers.
         try:
@@ -97,13 +106,13 @@ class ShardStream:
                     self.spec.worker_init_fn(self._shard)
                 if self._hides_worker:
                     hide_worker()
-                self._values_at_start = values_of(self._dataset)
+                self._values_at_start = values_of(self._roots())
                 if resumed.own_state is not None and self._loads(resumed.own_state, resumed):
                     return
                 self._set_states(resumed, index)
             self._begin_after_earlier(resumed, index)
         except Exception as err:
-            self._init_error = err
+            self._init_error.keep(err)
             self.position, self.is_exhausted = 0, False
 
     def _take_over(self, origin: ShardOrigin) -> None:
@@ -138,7 +147,7 @@ class ShardStream:
             self._set_states(resumed, index)
             self._begin_after_earlier(resumed, index)
         except Exception as err:
-            self._init_error = err
+            self._init_error.keep(err)
             self.position, self.is_exhausted = 0, False
 
     def confirm_own(self) -> None:
@@ -149,6 +158,10 @@ class ShardStream:
         """Returns the dataset's state after the last batch, if one is due; empty: none."""
         iterator = iterator_in(self._fetcher)
         return self._own_states.due(self._dataset, iterator, self._roots())
+
+    @property
+    def own_seconds(self) -> float:
+        return self._own_states.seconds
 
     def unused_own(self) -> OwnState | None:
         """Returns, once, why there are no more states; None: nothing is new."""
@@ -219,13 +232,29 @@ class ShardStream:
             if epoch >= self._epochs_before:
                 self._make_up_to(earlier.num_made, index)
         self._epochs_before = resumed.epochs_before
-        self.state = self.states() if resumed.persists else b""
+        self.state = self._state_before(resumed) if resumed.persists else b""
+        if resumed.persists and resumed.epochs_before:
+            self._own_states.note_unkept(unkept(self._roots(), since=self._values_at_start))
         self._own_states.begin()
         self._epochs.set(resumed.epochs)
         self._iterate(resumed)
 
     def states(self) -> bytes:
-        values = changed_values(self._dataset, since=self._values_at_start)
+        """Returns what a new process begins the next epoch with; empty: the epochs before it."""
+        if live_iterator_in(self._roots()):
+            return b""
+        return self._states_here()
+
+    def _state_before(self, resumed: Stream) -> bytes:
+        """Returns what a new process begins this epoch with, likewise."""
+        if resumed.state and not resumed.earlier:
+            # It is there, so the dataset kept no iterator then: the one that may be there now is of
+            # the batch that was made for its generators.
+            return self._states_here()
+        return self.states()
+
+    def _states_here(self) -> bytes:
+        values = changed_values(self._roots(), since=self._values_at_start)
         return states_here(self._roots(), values=values)
 
     def _set_states(self, resumed: Stream, index: object) -> None:
@@ -241,7 +270,7 @@ class ShardStream:
         self._set_values(resumed)
 
     def _set_values(self, resumed: Stream) -> None:
-        set_values(self._dataset, values_in(resumed.state), since=self._values_at_start)
+        set_values(self._roots(), values_in(resumed.state), since=self._values_at_start)
 
     def _make_up_to(self, count: int, index: object) -> None:
         """Makes an epoch's batches up to that position, for the random numbers they draw."""
@@ -254,7 +283,8 @@ class ShardStream:
             self._reseed(resumed)
         self._is_reseeded = False
         self.position, self.is_exhausted = 0, False
-        self._fetcher = self._init_error = None
+        self._fetcher = None
+        self._init_error.drop()
         kind = _DatasetKind.Iterable
         self._fetcher = fetcher_of(self.spec, self._dataset, kind, drop_last=self.spec.drop_last)
 
@@ -272,11 +302,10 @@ class ShardStream:
     def make(self, index: object) -> object:
         """Returns the next batch, or raises its exception; StopIteration if there is none."""
         self.position += 1
-        if self._init_error is not None:
+        if self._init_error.is_there:
             # As torch: raised once in place of a batch, then the shard is exhausted.
-            error, self._init_error = self._init_error, None
             self._fetcher = None
-            raise error
+            raise self._init_error.take()
         try:
             if self._fetcher is None or self.is_exhausted:
                 raise StopIteration
@@ -411,7 +440,12 @@ class StreamReplay(ShardReplay):
         state = stream.own_state()
         if not state:
             return stream.unused_own()
-        return OwnState(num_made=stream.position, digest=self.digest, state=state)
+        return OwnState(
+            num_made=stream.position,
+            digest=self.digest,
+            state=state,
+            seconds=stream.own_seconds,
+        )
 
 
 class ShardSource:
@@ -473,6 +507,10 @@ class ShardSource:
 
     def begin_order(self) -> None:
         # No other worker makes batches of this shard.
+        pass
+
+    def trust_errors(self) -> None:
+        # After an error a stream has ended.
         pass
 
     def make_part(self, part: MakePart) -> Unsplittable:

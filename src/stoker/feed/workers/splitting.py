@@ -22,15 +22,17 @@ from collections import deque
 from typing import Literal
 
 from stoker.errors import ProtocolError, ShippingError
-from stoker.feed.stretches import MAX_STRETCHES, next_stretch, stretch_samples
+from stoker.feed.stretches import next_stretch, stretch_samples
 from stoker.feed.wire.codec import unpack_value
 from stoker.feed.wire.protocol import Make
 from stoker.feed.workers.jobs import SplitBatch, WorkerJob
-from stoker.records.workload import MIN_SPLIT_SECONDS, SEEDS_EACH
+from stoker.records.workload import MAX_STRETCHES, MIN_SPLIT_SECONDS, SEEDS_EACH
 
 # A batch has as many parts for each worker: the last ones end at about the same time where costs
 # vary, and a part costs about 0.5 ms more (a message, its memory).
 _PARTS_PER_WORKER = 4
+# Shorter parts than these have to save that much of the samples that one worker makes.
+_MIN_SAVING = 1.1
 # A batch that takes less than that many times what the parts cost more is made by one worker.
 _MIN_GAIN = 4.0
 # A batch that takes that many times the usual is shared out, if others idle: a sample is heavy.
@@ -117,7 +119,18 @@ def part_samples(size: int, *, num_workers: int, begin: int = 0) -> int:
     num_parts = min(MAX_STRETCHES, _PARTS_PER_WORKER * num_workers)
     stretch = stretch_samples(size)
     num_stretches = -(-(size - begin) // stretch)
-    return stretch * -(-num_stretches // num_parts)
+    longest = -(-num_stretches // num_parts)
+
+    def of_one_worker(step: int) -> int:
+        rounds = -(-num_stretches // (step * num_workers))
+        return rounds * step
+
+    step = longest
+    # Of five workers with four parts of two each, one makes 8 of 32 stretches: single ones are 7.
+    for shorter in range(longest - 1, 0, -1):
+        if _MIN_SAVING * of_one_worker(shorter) < of_one_worker(step):
+            step = shorter
+    return stretch * step
 
 
 def split_of(job: WorkerJob, *, num_workers: int, begin: int = 0) -> SplitBatch | None:

@@ -15,7 +15,12 @@ from torch.utils.data import DataLoader, _DatasetKind
 from torch.utils.data._utils import worker as torch_worker
 
 from stoker.errors import FeedError
-from stoker.feed.kept_values import KeptValues, changed_values, set_values
+from stoker.feed.kept_values import (
+    KeptValues,
+    changed_values,
+    set_values,
+    unkept,
+)
 from stoker.feed.seeding import set_states, states_here, values_in
 from stoker.feed.stream_epochs import StreamEpochs
 from stoker.feed.stream_progress import StreamProgress, Turns, own_trouble_of
@@ -68,6 +73,7 @@ def resumed_streams(progress: StreamProgress, *, persists: bool) -> tuple[Stream
             epochs=progress.epochs,
             epochs_before=progress.epochs_before,
             own_state=shard.own_before(shard.num_made),
+            own_seconds=progress.own_seconds,
             origin=shard.origin,
         )
         for number, shard in enumerate(progress.shards)
@@ -210,6 +216,7 @@ class InlineStream:
         self.is_exhausted = False
         self._own_states = OwnStates()
         self._own_states.keeps_dataset = True
+        self._own_states.expect(progress.own_seconds)
         self._dataset = loader.dataset
         self._drawn_from = {"generator": loader.generator}
         self._roots = {"dataset": loader.dataset, "collate_fn": loader.collate_fn}
@@ -226,7 +233,7 @@ class InlineStream:
         if not is_resumed:
             if not self.progress.own_made:
                 roots = self._roots | self._drawn_from
-                values = changed_values(self._dataset, since=self._values_at_first)
+                values = changed_values(self._roots, since=self._values_at_first)
                 self.progress.shards[0].random = states_here(roots, values=values)
             yield
             return
@@ -241,11 +248,18 @@ class InlineStream:
         """Sets the random states, and the dataset's values, as when the epoch began."""
         states = self.progress.shards[0].random
         set_states(states, self._roots | self._drawn_from)
-        set_values(self._dataset, values_in(states), since=self._values_at_first)
+        set_values(self._roots, values_in(states), since=self._values_at_first)
 
     def note_own(self) -> None:
         """Keeps the dataset's state, if it has one, for runs that begin this epoch again."""
         self.progress.own_at_begin = packed_own(self._dataset, self._roots)
+
+    def note_unkept(self) -> None:
+        """Notes what the dataset keeps in itself, from the epoch before, that no state has."""
+        # One with a state has it there.
+        if not self.progress.own_at_begin:
+            what = unkept(self._roots, since=self._values_at_first, has_iterators=True)
+            self._own_states.note_unkept(what)
 
     def load_own_of_beginning(self) -> bool:
         """Sets the dataset's state as it was when the epoch began; False: there is none."""
@@ -336,4 +350,9 @@ class InlineStream:
         state = self._own_states.due(self._dataset, iterator_in(self.fetcher), self._roots)
         if not state:
             return self._own_states.unused()
-        return OwnState(num_made=self.position, digest=self._replay.digest, state=state)
+        return OwnState(
+            num_made=self.position,
+            digest=self._replay.digest,
+            state=state,
+            seconds=self._own_states.seconds,
+        )

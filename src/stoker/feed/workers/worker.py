@@ -24,7 +24,9 @@ from stoker.errors import ShippingError
 from stoker.feed import why_unfed
 from stoker.feed.balance import MeasuringCollate
 from stoker.feed.data_worker import become_data_worker, hide_worker
+from stoker.feed.doubts import FailedSamples
 from stoker.feed.lost_samples import NO_SAMPLE
+from stoker.feed.process_state import ProcessState
 from stoker.feed.seeding import Seeder, Seeding
 from stoker.feed.tolerance import lost_sample
 from stoker.feed.why_unfed import Side
@@ -50,13 +52,13 @@ from stoker.feed.workers.pipe import (
     PartMade,
     Pipe,
     Reuse,
+    TrustErrors,
     Unsplittable,
     Up,
     keep_from_children,
     pack,
     to_worker,
 )
-from stoker.feed.workers.process_state import ProcessState
 from stoker.feed.workers.progress import ProgressMemory
 from stoker.feed.workers.samples import FirstSamples, SampleMaker
 from stoker.feed.workers.shards import ShardSource, ShardStream
@@ -65,6 +67,10 @@ from stoker.host.spawn import end_with_parent
 
 # On the trainer's host: where vCPUs are scarce it comes first, as every rank waits for its step.
 _NICENESS = 10
+# How often all is read that samples share: it takes milliseconds.
+_NUM_FAR_STATES = 2
+# Orders before each of which what is quick to read is read, and then every so many.
+_NUM_NEAR_STATES = 8
 
 _Order = Make | MakeAgain | MakeAlone | MakePart | Collate
 _WorkerReply = Batch | PartMade | Unsplittable | AloneMade | Error | End
@@ -205,6 +211,9 @@ def serve(channel: Pipe, slots: Slots, source: "Source") -> None:
             if isinstance(message, KeepSlots):
                 slots.keep(message.number)
                 continue
+            if isinstance(message, TrustErrors):
+                source.trust_errors()
+                continue
             source.begin_order()
             with _answer_to(message, descriptors, slots, source) as (reply, memory):
                 # Before the answer: what could not be sent would be the next batch's fault.
@@ -301,6 +310,9 @@ class Source(Protocol):
     def begin_order(self) -> None:
         """Called before each order is carried out."""
 
+    def trust_errors(self) -> None:
+        """Believes samples' errors from now on, also behind those of others."""
+
     def make_part(self, part: MakePart) -> EncodedSamples | Unsplittable | Error:
         """Returns samples of a batch."""
 
@@ -335,6 +347,10 @@ class BrokenSource:
         pass
 
     def begin_order(self) -> None:
+        # Nothing of it can be made.
+        pass
+
+    def trust_errors(self) -> None:
         # Nothing of it can be made.
         pass
 
@@ -378,6 +394,13 @@ class IndexedSource:
         self._spec = spec
         self._slots = slots
         self._state: ProcessState | None = None
+        # Before the first batch, and then before the second one: a script may begin in the first.
+        self._far_state: ProcessState | None = None
+        self._num_far_states = 0
+        self._num_orders = 0
+        self._failed = FailedSamples()
+        # Whether what a sample raises is seen later as well, where its batch is made.
+        self._is_trying = False
         self._id = worker_id
         self._name = f"data worker {worker_id}"
         self._num_workers = num_workers
@@ -411,14 +434,28 @@ class IndexedSource:
             self._spec,
             seeder=self._seeder,
             note=self.progress.note,
-            on_bad=self._end_if_changed,
+            on_bad=self._look_after,
             is_stopped=self.progress.is_stopped,
         )
 
     def begin_order(self) -> None:
         self.progress.begin_order()
-        if self._spec.on_error != "raise":
+        if self._spec.on_error == "raise":
+            return
+        self._failed.begin_order()
+        if self._init_error is None:
+            self._maker.begin_order()
+        # Before those in which a script may begin, then now and then: cold it takes 0.2 ms. What a
+        # good sample changes in between costs another worker, where a bad one follows.
+        if self._num_orders < _NUM_NEAR_STATES or self._num_orders % _NUM_NEAR_STATES == 0:
             self._state = ProcessState.of_this_process()
+        self._num_orders += 1
+        if self._num_far_states < _NUM_FAR_STATES:
+            self._num_far_states += 1
+            self._far_state = ProcessState.far_of_this_process()
+
+    def trust_errors(self) -> None:
+        self._failed.is_trusting = True
 
     def make(self, order: Make) -> object:
         """Returns the batch of the order's indices, seeded, or the error of worker_init_fn.
@@ -458,6 +495,9 @@ class IndexedSource:
     def make_alone(self, alone: MakeAlone) -> None:
         if self._init_error is not None:
             return
+        if self._failed.has_failed_before:
+            # What a sample does behind others shows nothing of it.
+            self._slots.fitness.end_doubted([], None)
         maker = self._maker
         order = alone.order
         index = codec.unpack_value(order.index, allow_pickle=True)
@@ -467,17 +507,37 @@ class IndexedSource:
                 self._slots.fitness.check()
 
         # An error comes again where the batch is made.
+        self._is_trying = True
         with contextlib.suppress(Exception):
             self._seeded(order, make)
+        self._is_trying = False
         self.progress.note(NO_SAMPLE, 0)
         time.sleep(alone.wait_seconds)
 
-    def _end_if_changed(self, err: BaseException, place: int, attempt: int) -> None:
-        """Ends this process if a bad sample has changed what later ones in it would see."""
-        changes = self._state.changes() if self._state is not None else []
+    def _look_after(self, err: BaseException, place: int, attempt: int) -> None:
+        """Looks at what a bad sample has done to this process.
+
+        Ends it if the sample has changed what later ones in it would see, or if one before may
+        have made it fail.
+        """
+        sample = lost_sample(err, place=place, attempt=attempt)
+        if not self._is_trying and self._failed.is_doubtful(sample):
+            self._slots.fitness.end_doubted(self._failed.of_order, sample)
+        self._failed.add(sample)
+        if not self._is_trying:
+            self._slots.fitness.note_failed(sample)
+        changes = self._changes()
         if changes:
-            sample = lost_sample(err, place=place, attempt=attempt)
-            self._slots.fitness.end_changed(sample, ", ".join(changes))
+            bad = [sample] if self._is_trying else self._failed.of_order
+            self._slots.fitness.end_changed(bad, ", ".join(changes))
+
+    def _changes(self) -> list[str]:
+        """Returns what samples share and is another one than before, in words."""
+        for state in (self._state, self._far_state):
+            changes = state.changes() if state is not None else []
+            if changes:
+                return changes
+        return []
 
     def make_part(self, part: MakePart) -> EncodedSamples | Unsplittable | Error:
         """Returns samples of a batch, each seeded as if this worker had made the batch."""

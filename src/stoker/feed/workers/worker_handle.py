@@ -44,7 +44,8 @@ class WorkerHandle:
         begun_at: Monotonic seconds at which it was ready and began its first job.
         patience: How often that job was assigned to others for being late.
         last_words: What ended its process, where that was the user's code.
-        changed_by: A bad sample that has left its process changed, as which it ends.
+        failed: Bad samples of the batch that it makes.
+        changed: What bad samples have left in its process, as which it ends.
         progress: Which sample it makes, of a map-style dataset.
         hung_at: The sample for which it was killed, as that took too long.
         num_answered: Jobs that it has answered.
@@ -65,7 +66,8 @@ class WorkerHandle:
     patience: int = 0
     is_late: bool = False
     last_words: str = ""
-    changed_by: LostSample | None = None
+    failed: list[LostSample] = field(default_factory=list)
+    changed: pipe.LeftChanged | None = None
     progress: ProgressView | None = None
     hung_at: SamplePlace | None = None
     num_answered: int = 0
@@ -167,11 +169,8 @@ class WorkerHandle:
                 case pipe.SlotClosed(slot):
                     # Views of a batch that lies in it keep the memory.
                     self.slots.pop(slot, None)
-                case pipe.LastWords(words):
-                    self.last_words = words
-                case pipe.LeftChanged(sample, words):
-                    self.changed_by = sample
-                    self.last_words = words
+                case pipe.LastWords() | pipe.SampleFailed() | pipe.LeftChanged():
+                    self._note(message)
                 case pipe.Batch() as batch:
                     return self._batch(batch, return_slot)
                 case pipe.PartMade() | pipe.Unsplittable() | pipe.AloneMade():
@@ -182,6 +181,15 @@ class WorkerHandle:
             for descriptor in descriptors:
                 os.close(descriptor)
         return None
+
+    def _note(self, message: pipe.LastWords | pipe.SampleFailed | pipe.LeftChanged) -> None:
+        """Notes what its end would mean."""
+        if isinstance(message, pipe.SampleFailed):
+            self.failed.append(message.sample)
+            return
+        self.last_words = message.words
+        if isinstance(message, pipe.LeftChanged):
+            self.changed = message
 
     def _take_up(self, up: pipe.Up, descriptors: tuple[int, ...], *, now: float) -> None:
         self.up = up
@@ -244,6 +252,7 @@ class WorkerHandle:
     def _finish(self) -> Result:
         # If it was to be killed for its sample, the answer was faster.
         self.hung_at = None
+        self.failed.clear()
         # A worker answers in order, each job once.
         if not self.jobs:
             raise ProtocolError("unexpected result from a worker")

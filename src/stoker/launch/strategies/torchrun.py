@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NoReturn
 
 if __name__ == "__main__":
-    # Operators on tensors without data (torch.compile) take 45 % of torch's import: 3.2 -> 1.8
+    # Operators on tensors without data (torch.compile) take 45% of torch's import: 3.2 -> 1.8
     # CPU-seconds on an AMD EPYC, 2026-11-22. This process has no tensors; its ranks, other
     # processes, import all of torch.
     sys.modules["torch._meta_registrations"] = types.ModuleType("torch._meta_registrations")

@@ -372,7 +372,7 @@ def _resources(of_group: GroupSettings, settings: KubernetesSettings, *, gpus: i
         requests["ephemeral-storage"] = str(of_group.disk_bytes + _LOGS_BYTES)
     limits: dict[str, Json] = {"memory": str(memory)}
     if settings.cpu_limit:
-        # A CPU-bound training on a node was stopped in 97 % of the kernel's periods by it.
+        # A CPU-bound training on a node was stopped in 97% of the kernel's periods by it.
         limits["cpu"] = str(cpu)
     if gpus:
         limits[settings.gpu_resource] = str(gpus)

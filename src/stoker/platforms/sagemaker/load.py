@@ -158,7 +158,7 @@ def group_loads(loads: Sequence[HostLoad], *, types: Mapping[str, str]) -> tuple
 
 
 def utilisation_words(groups: Sequence[GroupLoad]) -> str:
-    """Returns lines such as `dnn  2 x ml.p3.2xlarge  CPU  93 %   GPU  38 %   memory  20 %`."""
+    """Returns lines such as `dnn  2 x ml.p3.2xlarge  CPU  93%   GPU  38%   memory  20%`."""
     return "\n".join(
         f"{load.group:<10} {f'{load.hosts} x {load.instance_type}':<24} "
         f"CPU {_percent(load.cpu)}   GPU {_percent(load.gpu)}   memory {_percent(load.memory)}"
@@ -189,4 +189,4 @@ def _fraction(values: Sequence[float] | None, *, parts: int) -> float | None:
 def _percent(value: float | None) -> str:
     if value is None:
         return "  n/a"
-    return f"{value * 100:3.0f} %"
+    return f"{value * 100:3.0f}%"

@@ -36,6 +36,9 @@ _MUCH_IN_FILES = 0.1
 # list of names, read at random, it is nearly a page (`copied_bytes_per_sample` of the profile).
 _LEAST_COPIED = 400
 _LEAST_GROWN = 200
+# What a worker grew by, where nothing is found that keeps it: a chunk cache of HDF5 takes 8 MB of
+# each data set that is read, and SQLite 2 MB.
+_LEAST_UNNAMED_IN_WORKER = 32_000_000
 # What a trainer grew by, and of the limit in an epoch, where nothing is found that keeps it: glibc
 # keeps 30 MB and more of freed memory, which it takes in the first hundred steps.
 _LEAST_UNNAMED_BYTES = 256_000_000
@@ -67,14 +70,11 @@ def memory_of(ranks: Sequence[RankResult]) -> ProfiledMemory | None:
     nearest = min(parts, key=lambda part: part.limit_bytes - part.used_bytes)
     growth = first.worker_growth or _growth_beside_others(parts)
     loops = [rank.loop or _NO_GROWTH for rank in on_host]
-    epochs = [part.epoch_samples for part in parts if part.epoch_samples is not None]
-    epoch_samples = None
-    if len(epochs) == len(on_host):
-        epoch_samples = sum(epochs)
     memory = ProfiledMemory(
         limit_bytes=nearest.limit_bytes,
         used_bytes=nearest.used_bytes,
         limited_by="cgroup" if nearest.is_cgroups else "machine",
+        only_slows=nearest.only_slows,
         trainer_bytes=sum(part.trainer_bytes for part in parts),
         trainer_grown_bytes_per_step=sum(loop.grown_bytes_per_step for loop in loops),
         workers=sum(part.workers for part in parts),
@@ -83,7 +83,7 @@ def memory_of(ranks: Sequence[RankResult]) -> ProfiledMemory | None:
         copied_bytes_per_sample=growth.copied_bytes_per_sample,
         grown_bytes_per_sample=growth.grown_bytes_per_sample,
         waiting_bytes=sum(map(_waiting_bytes, on_host)),
-        epoch_samples=epoch_samples,
+        epoch_samples=_epoch_samples(parts, num_ranks=len(on_host)),
         swapped_bytes=sum(part.swapped_bytes for part in parts),
         swapped_bytes_per_second=max(part.swapped_bytes_per_second for part in parts),
         refaulted_bytes_per_second=max(part.refaulted_bytes_per_second for part in parts),
@@ -94,6 +94,14 @@ def memory_of(ranks: Sequence[RankResult]) -> ProfiledMemory | None:
         kept=loops[0].kept,
     )
     return _with_other_holders(memory, nearest)
+
+
+def _epoch_samples(parts: Sequence[RankMemory], *, num_ranks: int) -> int | None:
+    """Returns the samples of an epoch, of all ranks of a host; None: not all are known."""
+    epochs = [part.epoch_samples for part in parts if part.epoch_samples is not None]
+    if len(epochs) < num_ranks:
+        return None
+    return sum(epochs)
 
 
 def _with_other_holders(memory: ProfiledMemory, seen: RankMemory) -> ProfiledMemory:
@@ -175,6 +183,11 @@ def memory_findings(
     return _state(memory, findings), fixes
 
 
+def _is_short(memory: ProfiledMemory) -> bool:
+    """Whether the limit is near, or the kernel swaps, as it does early where that is zram."""
+    return memory.used_bytes >= NEAR_LIMIT * memory.limit_bytes or _swaps(memory)
+
+
 def _state(memory: ProfiledMemory, findings: Sequence[_Finding]) -> ProfileState | None:
     is_near = memory.used_bytes >= NEAR_LIMIT * memory.limit_bytes
     limits = [finding for finding in findings if finding.is_limit]
@@ -190,11 +203,19 @@ def _state(memory: ProfiledMemory, findings: Sequence[_Finding]) -> ProfileState
         text += "them"
     elif causes := limits or findings:
         text += f"; {causes[0].cause}"
+        others_than_swap = [finding for finding in findings if finding.id != "swap"]
+        if causes[0].id == "swap" and others_than_swap:
+            # Swapping is what is felt, and this what takes the memory.
+            text += f"; {others_than_swap[0].cause}"
     return ProfileState(id="memory", text=text)
 
 
 def _limit(memory: ProfiledMemory) -> str:
-    whose = "the container's limit" if memory.limited_by == "cgroup" else "the machine's memory"
+    whose = "the machine's memory"
+    if memory.only_slows:
+        whose = "the container's memory.high, above which the kernel slows its processes"
+    elif memory.limited_by == "cgroup":
+        whose = "the container's limit"
     return f"{size(memory.limit_bytes)}, {whose},"
 
 
@@ -227,6 +248,10 @@ def _held_words(held: HeldObjects) -> str:
 def _one_array(held: HeldObjects) -> str:
     if held.element in ("str", "bytes"):
         return "put them into one NumPy array of bytes (dtype 'S') or an array of pyarrow"
+    if held.element in ("Tensor", "ndarray"):
+        return "join them to one tensor or NumPy array, with an array of where each begins"
+    if held.element in ("int", "float"):
+        return "put them into one NumPy array or tensor"
     return "put their fields into one NumPy array, tensor or table of pyarrow each"
 
 
@@ -241,6 +266,9 @@ def _growth(
     is_kept = facts.persistent_workers or not facts.num_workers
     per_epoch = per_sample * samples
     growing = next(iter(memory.growing), None)
+    may_end = growing is None or growing.is_of_a_stream
+    if may_end and _seen_growth(ranks[0], growing) < _LEAST_UNNAMED_IN_WORKER:
+        return
     most = per_epoch
     if is_kept:
         most = _most_bytes(growing, memory, per_sample)
@@ -248,15 +276,34 @@ def _growth(
         return
     room = memory.room_bytes
     ends = ""
-    if most > room:
+    is_sure = growing is None or not growing.is_of_a_stream
+    if most > room and is_sure:
         ends = f"; {_limit(memory)} is used up in epoch {math.floor(room / per_epoch) + 1}"
     yield _Finding(
         id="growing_cache" if growing else "growing_worker",
         cause=f"{_growing_words(growing, per_sample)}, {size(per_epoch)} in an epoch{ends}",
         fix=_bounded(growing, facts, is_kept=is_kept),
         num_bytes=min(most, max(room, per_epoch)),
-        is_limit=min(most, per_epoch) > room,
+        is_limit=is_sure and min(most, per_epoch) > room,
     )
+
+
+def _seen_growth(rank: RankResult, growing: GrowingObjects | None) -> float:
+    """Returns the bytes that a worker was seen to grow by, alone or while the script trained.
+
+    Args:
+        rank: Its results.
+        growing: What grew. Its elements may have filled gaps in pages that the worker inherited.
+    """
+    seen = 0.0
+    if rank.memory is not None:
+        seen = rank.memory.grown_bytes
+    if rank.worker_growth is not None:
+        per_sample = rank.worker_growth.grown_bytes_per_sample
+        if growing is not None:
+            per_sample = max(per_sample, growing.count_per_sample * growing.element_bytes)
+        seen = max(seen, rank.worker_growth.samples * per_sample)
+    return seen
 
 
 def _grown_per_sample(
@@ -268,6 +315,11 @@ def _grown_per_sample(
     if growing and growing.issuperset(held.name for held in memory.objects):
         # Small entries fill gaps in the pages that a worker inherited, which it copies by that.
         per_sample += memory.copied_bytes_per_sample
+    elif memory.growing:
+        # What of the copies are such gaps, and what is read, is told by the entries' size.
+        most = memory.growing[0]
+        entries = most.count_per_sample * most.element_bytes
+        per_sample = max(per_sample, min(entries, per_sample + memory.copied_bytes_per_sample))
     if not facts.num_workers and growing.intersection(kept.name for kept in memory.kept):
         # What the trainer's own dataset keeps is seen over all its steps.
         per_sample = max(per_sample, _trainer_grown_per_sample(memory, ranks))
@@ -320,6 +372,8 @@ def _bounded(growing: GrowingObjects | None, facts: LoaderFacts, *, is_kept: boo
             "open or load it in __getitem__, and leave it there: a worker keeps all that its "
             "elements have read"
         )
+    if growing.is_of_a_stream:
+        return "bound it, if nothing does: a shuffle buffer ends at its size"
     if growing.container == "lru_cache":
         fix = "give the cache a maxsize, or drop it"
         if facts.num_workers:
@@ -344,6 +398,11 @@ def _trainer_growth(
     if kept is None and (not facts.num_workers or seen < _LEAST_UNNAMED_BYTES):
         # Without workers the dataset's own caches are the trainer's.
         return
+    until = "in an epoch"
+    full = _full_bytes(kept, per_step)
+    if full < per_epoch:
+        per_epoch = full
+        until = "until it is full"
     least_share = _WORTH_A_LINE if kept else _MUCH_UNNAMED
     if per_epoch < least_share * memory.limit_bytes:
         return
@@ -354,11 +413,18 @@ def _trainer_growth(
     yield _Finding(
         id="growing_trainer",
         cause=f"{_kept_words(kept)}: the trainer grows by {size(per_step)} a step, "
-        f"{size(per_epoch)} in an epoch{ends}",
+        f"{size(per_epoch)} {until}{ends}",
         fix=_kept_fix(kept),
         num_bytes=per_epoch,
         is_limit=per_epoch > room,
     )
+
+
+def _full_bytes(kept: KeptObjects | None, per_step: float) -> float:
+    """Returns what a collection holds at most, by the bytes that a step adds to it."""
+    if kept is None or kept.max_count is None:
+        return math.inf
+    return per_step * kept.max_count / kept.count_per_step
 
 
 def _kept_words(kept: KeptObjects | None) -> str:
@@ -377,7 +443,10 @@ def _kept_words(kept: KeptObjects | None) -> str:
 
 def _kept_fix(kept: KeptObjects | None) -> str:
     if kept is None:
-        return "look for what a library keeps of each step, such as a logger or a metric"
+        return (
+            "look for what a library keeps of each step, such as a logger or a metric, or for "
+            "backward(create_graph=True)"
+        )
     if kept.container == "joined":
         return "keep a number of each step, such as its mean, or write the steps to a file"
     if kept.container == "sum":
@@ -412,8 +481,7 @@ def _waiting(memory: ProfiledMemory, facts: LoaderFacts, rank: RankResult) -> It
 
 def _many_workers(memory: ProfiledMemory, facts: LoaderFacts) -> Iterator[_Finding]:
     taken = facts.num_workers * memory.taken_by_worker
-    is_near = memory.used_bytes >= NEAR_LIMIT * memory.limit_bytes
-    if not is_near or facts.num_workers < 2 or taken < _MOST_OF_IT * memory.used_bytes:
+    if not _is_short(memory) or facts.num_workers < 2 or taken < _MOST_OF_IT * memory.used_bytes:
         return
     fewer = facts.num_workers // 2
     worker_size = size(memory.taken_by_worker)
@@ -428,8 +496,7 @@ def _many_workers(memory: ProfiledMemory, facts: LoaderFacts) -> Iterator[_Findi
 
 
 def _files_in_memory(memory: ProfiledMemory) -> Iterator[_Finding]:
-    is_near = memory.used_bytes >= NEAR_LIMIT * memory.limit_bytes
-    if not is_near or memory.files_bytes < _MUCH_IN_FILES * memory.limit_bytes:
+    if not _is_short(memory) or memory.files_bytes < _MUCH_IN_FILES * memory.limit_bytes:
         return
     yield _Finding(
         id="memory_files",
@@ -465,16 +532,21 @@ def _thrown_out(
     )
 
 
+def _swaps(memory: ProfiledMemory) -> bool:
+    is_much = memory.swapped_bytes_per_second >= _LEAST_SWAPPED_PER_SECOND
+    return is_much and memory.swapped_bytes > 0
+
+
 def _swapping(memory: ProfiledMemory) -> Iterator[_Finding]:
-    rate = memory.swapped_bytes_per_second
-    if rate < _LEAST_SWAPPED_PER_SECOND or not memory.swapped_bytes:
+    if not _swaps(memory):
         return
+    rate = memory.swapped_bytes_per_second
     yield _Finding(
         id="swap",
         cause=f"{size(memory.swapped_bytes)} of trainers and workers are swapped out, and "
         f"{size(rate)} a second go in and out",
-        fix="use less memory, as a process that waits for swap waits for a disk: fewer workers, "
-        "smaller batches, or a host with more",
+        fix="use less memory, as a process that waits for swap waits for a disk, or for a CPU that "
+        "unpacks it (zram): fewer workers, smaller batches, or a host with more",
         num_bytes=memory.swapped_bytes,
         is_limit=True,
     )

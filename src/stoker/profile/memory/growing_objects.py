@@ -1,12 +1,14 @@
 """What of a dataset, and of the script's own modules, grows as samples are made.
 
 Looked at: attributes of the dataset, of objects in it and of their classes; variables, closures and
-default arguments of the script's functions; and elements of its collections, which may keep what
-they have loaded.
+default arguments of the script's functions; variables of a stream's generators; what writes the
+log; and elements of its collections, which may keep what they have loaded.
 """
 
 import functools
+import gc
 import itertools
+import logging
 import sys
 from collections import deque
 from collections.abc import (
@@ -18,13 +20,14 @@ from collections.abc import (
     MutableSet,
     Sequence,
 )
-from types import FunctionType, MethodType, ModuleType
+from types import FunctionType, GeneratorType, MethodType, ModuleType
 from typing import NamedTuple, cast
 
 import numpy as np
 
 from stoker.feed.reachable import is_users_name
 from stoker.profile.loader_phases import attributes_of
+from stoker.profile.memory.loop_growth import variables_of
 from stoker.profile.memory.python_objects import (
     collections_of,
     kept_bytes,
@@ -43,6 +46,9 @@ _DEPTH = 3
 # Of the elements that should have been read, and bytes that one keeps more.
 _LEAST_LOADED = 0.3
 _LEAST_LOADED_BYTES = 1000
+# Iterators of a stream that are looked at, and where those of Python around generators are from.
+_MOST_ITERATORS = 100
+_OF_PYTHON = ("builtins", "itertools")
 _COLLECTIONS = (MutableMapping, MutableSequence, MutableSet)
 _NESTED = (list, dict, set, deque)
 # Their names come from what refers to them.
@@ -50,11 +56,12 @@ _NO_OWNERS = (*_COLLECTIONS, tuple, frozenset, type, FunctionType, ModuleType)
 
 
 class Size(NamedTuple):
-    """Length of a collection; `limit` is what it holds at most, where it has a limit."""
+    """Length of a collection, what it holds at most, and its latest element, where it has them."""
 
     container: str
     length: int
     limit: int | None
+    latest: object = None
 
 
 def sizes_of(dataset: object) -> dict[str, Size]:
@@ -79,12 +86,47 @@ def sizes_of(dataset: object) -> dict[str, Size]:
             sizes.add_function(owner.__name__, owner)
         # A function's own: its type is of builtins.
         modules.append(str(getattr(owner, "__module__", None) or kind.__module__))
+    for handler in _log_handlers():
+        sizes.add_attributes(type(handler).__name__, handler)
     for module in _modules_from(modules):
         prefix = ""
         if module.__name__ not in modules:
             prefix = f"{module.__name__}."
         sizes.add_module(prefix, module)
     return sizes.by_name
+
+
+def stream_sizes(samples: Iterator[object]) -> dict[str, Size]:
+    """Returns the lengths of collections in variables of a stream's generators.
+
+    Such as a shuffle buffer's, `buffer in __iter__()`; `samples` is a generator around the stream.
+    """
+    sizes = _Sizes()
+    for generator in itertools.islice(_generators(samples), 1, None):
+        if generator.gi_frame is not None:
+            for name, value in variables_of(generator.gi_frame).items():
+                sizes.add(f"{name} in {generator.__name__}()", value)
+    return sizes.by_name
+
+
+def _generators(samples: Iterator[object]) -> Iterator["GeneratorType[object, object, object]"]:
+    """Yields a generator and those that it goes through, by `for`, `yield from` or a variable."""
+    waiting: deque[object] = deque([samples])
+    seen = set[int]()
+    while waiting and len(seen) < _MOST_ITERATORS:
+        iterator = waiting.popleft()
+        if id(iterator) in seen:
+            continue
+        seen.add(id(iterator))
+        if isinstance(iterator, GeneratorType):
+            yield iterator
+        waiting += filter(_is_iterator, gc.get_referents(iterator))
+
+
+def _is_iterator(value: object) -> bool:
+    kind = type(value)
+    # Those that `map` and `zip` go through are in a tuple.
+    return kind is tuple or (kind.__module__ in _OF_PYTHON and hasattr(kind, "__next__"))
 
 
 def grown_between(
@@ -105,6 +147,7 @@ def grown_between(
                 container=size.container,
                 count_per_sample=more / samples,
                 max_count=size.limit,
+                element_bytes=kept_bytes(size.latest) if size.latest is not None else 0,
             )
     # What grows within an element of something that grows is that one's growth.
     outermost = [growing for growing in grown.values() if _around(growing.name) not in grown]
@@ -185,7 +228,8 @@ class _Sizes:
             limit = getattr(value, "maxlen", getattr(value, "maxsize", None))
             if not isinstance(limit, int):
                 limit = None
-            self.by_name[name] = Size(type(value).__name__, len(collection), limit)
+            latest = _latest_of(value)
+            self.by_name[name] = Size(type(value).__name__, len(collection), limit, latest)
             self._add_nested(name, value)
             return
         if not issubclass(type(value), type) and _has_cache_info(value):
@@ -212,9 +256,26 @@ class _Sizes:
         self.by_name[f"{name}[...]"] = Size(type(nested[0][1]).__name__, length, None)
 
 
+def _latest_of(collection: object) -> object:
+    if isinstance(collection, dict):
+        return next(reversed(collection.values()), None)
+    if isinstance(collection, list | deque) and collection:
+        return cast("list[object]", collection)[-1]
+    return None
+
+
 def _has_cache_info(value: object) -> bool:
     # Not getattr of the value: `ctypes.cdll` loads a library of that name.
     return callable(getattr(type(value), "cache_info", attributes_of(value).get("cache_info")))
+
+
+def _log_handlers() -> Iterator[logging.Handler]:
+    """Yields what writes the log of this process, some of which keeps all lines."""
+    loggers: list[object] = [logging.root, *logging.root.manager.loggerDict.values()]
+    for logger in loggers:
+        # Names in between have no logger.
+        if isinstance(logger, logging.Logger):
+            yield from logger.handlers
 
 
 def _owners(dataset: object) -> Iterator[object]:

@@ -1,8 +1,8 @@
 """How the trainer grows from step to step, and what its loop keeps of each of them.
 
 `losses.append(loss)` keeps a step's graph with all that it holds, and so does `total += loss`. The
-process's memory tells that something is kept; the lengths of all lists, dicts and deques of Python,
-before and after some steps, tell what; and those that refer to it tell its name.
+process's memory tells that something is kept; the lengths of all lists, sets, dicts and deques of
+Python, before and after some steps, tell what; and those that refer to it tell its name.
 """
 
 import gc
@@ -14,13 +14,14 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
-from types import FrameType, ModuleType
+from types import CellType, FrameType, FunctionType, ModuleType
 from typing import NamedTuple, cast
 
 import numpy as np
 import torch
 
 import stoker
+from stoker.feed.reachable import read_slot, slots_of
 from stoker.host.memory_usage import written_bytes
 from stoker.profile.loader_phases import attributes_of
 from stoker.profile.memory.python_objects import kept_bytes
@@ -44,7 +45,12 @@ _LONGER = 1.2
 # Of what a step adds, for numbers, texts and lists of them.
 _LEAST_PLAIN = 0.3
 _SHORT = 4
-_KINDS = (list, dict, deque, defaultdict, OrderedDict, Counter)
+_KINDS = (list, dict, deque, set, defaultdict, OrderedDict, Counter)
+# Operations of a sum, and of its parts: a moving mean is `0.9 * mean + 0.1 * loss`.
+_ADDING = ("AddBackward", "SubBackward", "LerpBackward")
+_SCALING = ("MulBackward", "DivBackward")
+# Of a sum that are counted: more steps are in no profile.
+_MOST_ADDED = 100_000
 # How deep an element is searched for tensors, and how many collections may be around it.
 _MAX_DEPTH = 3
 _MAX_PARTS = 32
@@ -73,6 +79,7 @@ class LoopWatch:
         self._looks: list[_Look] = []
         self._lengths: dict[int, int] = {}
         self._arrays: dict[str, int] = {}
+        self._added: dict[str, int] = {}
         self._began_at = self._arrays_at = 0
 
     def look(self, steps: int) -> None:
@@ -93,6 +100,7 @@ class LoopWatch:
         if len(self._looks) == _LEAST_LOOKS:
             # Once: until the next look a frame's variables stay alive.
             self._arrays = {name: array.nbytes for name, array in _arrays()}
+            self._added = _sums_by_name(_LEAST_KEPT * (steps - self._began_at))
             self._arrays_at = steps
         self._looks.append(_Look(steps, self._used()))
 
@@ -125,7 +133,7 @@ class LoopWatch:
         if since < _LEAST_STEPS:
             return []
         names = _Names()
-        kept = [*self._kept_collections(since, names, grown), *_kept_sums(since, names)]
+        kept = [*self._kept_collections(since, names, grown), *self._kept_sums(steps)]
         if self._arrays:
             kept += self._joined(_LEAST_JOINED * (steps - self._arrays_at) * grown)
         return sorted(kept, key=lambda kept: (not kept.has_graph, -kept.count_per_step))
@@ -154,6 +162,25 @@ class LoopWatch:
                     element=type(element).__name__,
                     has_graph=any(map(_has_graph, tensors)),
                     count_per_step=more / steps,
+                    max_count=getattr(collection, "maxlen", None),
+                )
+
+    def _kept_sums(self, steps: int) -> Iterator[KeptObjects]:
+        """Yields tensors to which one was added in half of the steps, each with its graph.
+
+        Args:
+            steps: Batches that the script took so far.
+        """
+        least = max(1.0, _LEAST_KEPT * (steps - self._arrays_at))
+        for name, added in _sums_by_name(least).items():
+            # A loss of many terms is as long in each step.
+            if added - self._added.get(name, 0) >= least:
+                yield KeptObjects(
+                    name=name,
+                    container="sum",
+                    element="Tensor",
+                    has_graph=True,
+                    count_per_step=1.0,
                 )
 
     def _joined(self, least_bytes: float) -> Iterator[KeptObjects]:
@@ -169,24 +196,6 @@ class LoopWatch:
                     has_graph=_has_graph(array),
                     count_per_step=1.0,
                 )
-
-
-def _kept_sums(steps: int, names: "_Names") -> Iterator[KeptObjects]:
-    """Yields tensors to which one was added in half of the steps, each with its graph.
-
-    Args:
-        steps: Batches that the script took since the first look.
-        names: Of the script's variables.
-    """
-    for total in _sums(_LEAST_KEPT * steps):
-        if name := names.of(total):
-            yield KeptObjects(
-                name=name,
-                container="sum",
-                element=type(total).__name__,
-                has_graph=True,
-                count_per_step=1.0,
-            )
 
 
 def grown_per_step(looks: Sequence[_Look]) -> float | None:
@@ -218,7 +227,7 @@ class _Names:
     def of(self, value: object, *, depth: int = 0) -> str:
         """Returns the name of an object, such as `losses`; empty: only libraries refer to it."""
         for frame in self._frames:
-            if name := _key_of(_variables_of(frame), value):
+            if name := _key_of(variables_of(frame), value):
                 return f"{name} in {frame.f_code.co_name}()"
         for owner in gc.get_referrers(value):
             if name := self._name_by(owner, value, depth=depth):
@@ -228,7 +237,11 @@ class _Names:
     def _name_by(self, owner: object, value: object, *, depth: int) -> str:
         if isinstance(owner, dict):
             return self._name_in_dict(owner, value, depth=depth)
-        if isinstance(owner, ModuleType | FrameType | list | tuple | deque):
+        if isinstance(owner, CellType):
+            return _closure_name(owner)
+        if isinstance(owner, tuple):
+            return _default_name(owner, value)
+        if isinstance(owner, ModuleType | FrameType | list | deque):
             return ""
         return _attribute_name(owner, value)
 
@@ -244,9 +257,15 @@ class _Names:
         for holder in gc.get_referrers(owner):
             if getattr(holder, "__dict__", None) is owner:
                 return _attribute_name(holder, value)
+            if isinstance(holder, type) and not _is_library(holder.__module__):
+                return f"{holder.__name__}.{key}"
         if depth >= _MAX_DEPTH:
             return ""
         name = self.of(owner, depth=depth + 1)
+        variable, _, function = name.rpartition(" in ")
+        if variable and function.endswith("()"):
+            # As `metrics['loss'] in train()`.
+            return f"{variable}[{key!r}] in {function}"
         return name and f"{name}[{key!r}]"
 
 
@@ -258,7 +277,7 @@ def _arrays() -> Iterator[tuple[str, torch.Tensor]]:
             where = ""
             if _is_library(str(frame.f_globals.get("__name__"))):
                 continue
-        variables = _variables_of(frame)
+        variables = variables_of(frame)
         for name, value in variables.items():
             if issubclass(type(value), torch.Tensor | np.ndarray):
                 yield f"{name}{where}", cast("torch.Tensor", value)
@@ -270,7 +289,7 @@ def _arrays() -> Iterator[tuple[str, torch.Tensor]]:
                 yield f"{type(owner).__name__}.{name}", cast("torch.Tensor", value)
 
 
-def _variables_of(frame: FrameType) -> dict[str, object]:
+def variables_of(frame: FrameType) -> dict[str, object]:
     """Returns a frame's variables; Python before 3.13 keeps a copy, which would keep them alive."""
     shown = frame.f_locals
     variables = dict(shown)
@@ -283,10 +302,50 @@ def _attribute_name(owner: object, value: object) -> str:
     kind = type(owner)
     if _is_library(kind.__module__):
         return ""
-    name = _key_of(attributes_of(owner), value)
+    name = _key_of(attributes_of(owner), value) or _slot_of(owner, value)
     if not name:
         return ""
     return f"{kind.__name__}.{name}"
+
+
+def _slot_of(owner: object, value: object) -> str:
+    kind: type = type(owner)
+    for name, member in slots_of(kind):
+        if read_slot(member, owner) is value:
+            return name
+    return ""
+
+
+def _closure_name(cell: CellType) -> str:
+    """Returns the name of a function's variable, such as of a hook's; empty: only of libraries."""
+    for cells in gc.get_referrers(cell):
+        for function in _functions_with(cells):
+            names = function.__code__.co_freevars
+            for name, other in zip(names, function.__closure__ or (), strict=True):
+                if other is cell:
+                    return f"{name} of {function.__name__}()"
+    return ""
+
+
+def _default_name(defaults: tuple[object, ...], value: object) -> str:
+    """Returns the name of an argument whose default is a value; empty: only of libraries."""
+    for function in _functions_with(defaults):
+        if function.__defaults__ is defaults:
+            code = function.__code__
+            arguments = code.co_varnames[: code.co_argcount]
+            named = zip(reversed(arguments), reversed(defaults), strict=False)
+            for name, default in named:
+                if default is value:
+                    return f"{name} of {function.__name__}()"
+    return ""
+
+
+def _functions_with(part: object) -> Iterator[FunctionType]:
+    """Yields the script's functions that refer to a tuple, of defaults or of a closure."""
+    if type(part) is tuple:
+        for function in gc.get_referrers(part):
+            if isinstance(function, FunctionType) and not _is_library(str(function.__module__)):
+                yield function
 
 
 def _key_of(values: Mapping[object, object] | Mapping[str, object], value: object) -> str | None:
@@ -308,14 +367,14 @@ def _is_library(module: str) -> bool:
     return module.partition(".")[0] in ("stoker", "torch", "builtins", "gc")
 
 
-def _collections() -> Iterator[list[object] | dict[object, object] | deque[object]]:
+def _collections() -> Iterator[list[object] | set[object] | dict[object, object] | deque[object]]:
     for value in gc.get_objects():
         if type(value) in _KINDS:
             yield value
     # Python's garbage collector knows no dictionary of numbers, texts and arrays alone.
     seen = set[int]()
     for frame in _frames():
-        for variable in _variables_of(frame).values():
+        for variable in variables_of(frame).values():
             for value in (variable, *_held_by(variable)):
                 if type(value) is dict and not gc.is_tracked(value) and id(value) not in seen:
                     seen.add(id(value))
@@ -335,9 +394,13 @@ def _held_by(value: object) -> list[object]:
     return [*attributes, *itertools.chain.from_iterable(map(_held_by, nested))]
 
 
-def _last_of(collection: list[object] | dict[object, object] | deque[object]) -> object:
+def _last_of(
+    collection: list[object] | set[object] | dict[object, object] | deque[object],
+) -> object:
     if isinstance(collection, dict):
         return next(reversed(collection.values()), None)
+    if isinstance(collection, set):
+        return next(iter(collection), None)
     if not collection:
         return None
     return collection[-1]
@@ -362,20 +425,44 @@ def _has_graph(tensor: object) -> bool:
     return isinstance(tensor, torch.Tensor) and tensor.grad_fn is not None
 
 
-def _sums(least: float) -> Iterator[torch.Tensor]:
-    """Yields tensors that are sums of at least so many others, of which each has its graph."""
+def _sums_by_name(least: float) -> dict[str, int]:
+    """Returns how many tensors were added to those of the script's that are such sums.
+
+    Args:
+        least: Tensors with fewer are left out.
+    """
+    names = _Names()
+    sums: dict[str, int] = {}
     for value in gc.get_objects():
         # Not isinstance, which asks a lazy object what it is.
-        if issubclass(type(value), torch.Tensor) and _num_added(value, most=least) >= least:
-            yield value
+        if issubclass(type(value), torch.Tensor):
+            added = _num_added(value)
+            if added >= max(least, 1) and (name := names.of(value)):
+                sums[name] = max(added, sums.get(name, 0))
+    return sums
 
 
-def _num_added(total: torch.Tensor, *, most: float) -> int:
-    """Returns how many tensors were added to one, by its graph; `most` ends the count."""
+def _num_added(total: torch.Tensor) -> int:
+    """Returns how many tensors were added to one, by its graph."""
     node = total.grad_fn
     added = 0
-    while node is not None and added < most and "AddBackward" in node.name():
+    while node is not None and added < _MOST_ADDED and _is(node, _ADDING):
         added += 1
-        below = [earlier for earlier, _ in node.next_functions if earlier is not None]
-        node = next((earlier for earlier in below if "AddBackward" in earlier.name()), None)
+        node = _earlier_sum(node)
     return added
+
+
+def _earlier_sum(node: torch.autograd.graph.Node) -> torch.autograd.graph.Node | None:
+    """Returns the sum that another one was added to, scaled or not; None: there is none."""
+    parts = _parts_of(node)
+    scaled = itertools.chain.from_iterable(_parts_of(part) for part in parts if _is(part, _SCALING))
+    sums = (part for part in itertools.chain(parts, scaled) if _is(part, _ADDING))
+    return next(sums, None)
+
+
+def _parts_of(node: torch.autograd.graph.Node) -> list[torch.autograd.graph.Node]:
+    return [earlier for earlier, _ in node.next_functions if earlier is not None]
+
+
+def _is(node: torch.autograd.graph.Node, kinds: tuple[str, ...]) -> bool:
+    return node.name().startswith(kinds)

@@ -4,6 +4,7 @@ An access to a Python object changes its reference count, so that a forked worke
 page that it lies on. Arrays and tensors have one object for all their values.
 """
 
+import contextlib
 import itertools
 import math
 import sys
@@ -139,15 +140,27 @@ def _collections(name: str, value: object) -> Iterator[tuple[str, Sequence[objec
 
 
 def _columns(name: str, table: object) -> Iterator[tuple[str, object]]:
-    """Yields the object columns of a table or series of pandas, without a copy."""
+    """Yields index and object columns of a table or series of pandas, without a copy."""
+    index = getattr(table, "index", None)
+    if hasattr(index, "dtype"):
+        yield from _values(f"{name}.index", index)
     if hasattr(table, "columns") and hasattr(table, "items"):
         for column, series in table.items():
-            yield from _columns(f"{name}[{column!r}]", series)
+            yield from _values(f"{name}[{column!r}]", series)
+    else:
+        yield from _values(name, table)
+
+
+def _values(name: str, series: object) -> Iterator[tuple[str, object]]:
+    """Yields the values of a column or an index of pandas, if they are Python objects."""
+    dtype = getattr(series, "dtype", None)
+    if isinstance(dtype, np.dtype) and dtype.kind != "O":
         return
-    array = getattr(table, "array", None)
-    values = getattr(array, "_ndarray", None)
-    if isinstance(values, np.ndarray) and values.dtype == object:
-        yield name, values
+    # An index of several levels has no array.
+    with contextlib.suppress(ValueError):
+        values = getattr(getattr(series, "array", None), "_ndarray", None)
+        if isinstance(values, np.ndarray) and values.dtype == object:
+            yield name, values
 
 
 def _held(name: str, holder: object, collection: object) -> HeldObjects | None:

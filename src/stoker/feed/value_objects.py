@@ -1,0 +1,112 @@
+"""Small values of other classes: dates, fractions, ranges, named tuples, members of enumerations.
+
+They are made again from plain arguments, which a state has. Who makes them again is a value of the
+same class, in the same place of the new process: a state names no class.
+
+What seeds generators (`rng.spawn(1)`) counts its children, so its argument is their number.
+"""
+
+import array
+import copyreg
+import enum
+import functools
+from dataclasses import dataclass
+from datetime import date, time, timedelta
+from decimal import Decimal
+from fractions import Fraction
+from typing import Protocol, cast
+
+import numpy as np
+
+from stoker.feed.plain_values import is_packable
+from stoker.feed.reachable import attributes_of
+
+# Of these classes, and what inherits from them.
+_KINDS = (
+    enum.Enum,
+    frozenset,
+    range,
+    tuple,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    date,
+    time,
+    timedelta,
+    Decimal,
+    Fraction,
+    array.array,
+)
+# By pickle's rules; from this protocol on tuples and numbers have arguments, too.
+_PROTOCOL = 2
+
+
+class _Maker(Protocol):
+    def __call__(self, *arguments: object) -> object: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ValueObject:
+    """A value with the arguments that make it again.
+
+    Attributes:
+        arguments: Plain.
+    """
+
+    value: object
+    arguments: tuple[object, ...]
+    _make: _Maker
+
+    def made_of(self, arguments: tuple[object, ...]) -> object:
+        """Returns a value of this class."""
+        return self._make(*arguments)
+
+
+def value_object_of(value: object) -> ValueObject | None:
+    """Returns a value with its arguments; None: it is of no such class, or has more than these."""
+    seeds = _seeds_of(value)
+    if seeds is not None:
+        make = cast("_Maker", functools.partial(_with_children, value, seeds))
+        return ValueObject(value, (seeds.n_children_spawned,), make)
+    if not isinstance(value, _KINDS):
+        return None
+    if attributes_of(value) and not isinstance(value, enum.Enum):
+        return None
+    try:
+        # A class of the user's may say how, and fail.
+        make, arguments = cast("tuple[_Maker, object]", _reduced(value))
+    except Exception:
+        return None
+    if not isinstance(arguments, tuple):
+        return None
+    if make is copyreg.__newobj__:  # type: ignore[attr-defined]
+        make = cast("_Maker", functools.partial(make, type(value)))
+        arguments = arguments[1:]
+    return ValueObject(value, arguments, make) if is_packable(arguments) else None
+
+
+def _seeds_of(value: object) -> np.random.SeedSequence | None:
+    if isinstance(value, np.random.Generator):
+        value = value.bit_generator
+    if isinstance(value, np.random.BitGenerator):
+        # Of numpy 1.25 and later.
+        value = getattr(value, "seed_seq", None)
+    return value if isinstance(value, np.random.SeedSequence) else None
+
+
+def _with_children(value: object, seeds: np.random.SeedSequence, count: int) -> object:
+    """Returns the value, once it has seeded as many generators."""
+    seeds.spawn(max(0, count - seeds.n_children_spawned))
+    return value
+
+
+def _reduced(value: object) -> tuple[object, object]:
+    parts = value.__reduce_ex__(_PROTOCOL)
+    if isinstance(parts, str):
+        raise TypeError("it is a global of its module")
+    make, arguments, *rest = parts
+    if any(rest):
+        raise TypeError("it has more than arguments")
+    return make, arguments

@@ -1,0 +1,349 @@
+"""What a stream keeps in itself from epoch to epoch, given to a stream built anew."""
+
+import array
+import csv
+import datetime
+import itertools
+import random
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from decimal import Decimal
+from enum import Enum, IntEnum
+from fractions import Fraction
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from torch.utils.data import IterableDataset
+
+from stoker.feed.kept_values import (
+    as_changed,
+    changed_values,
+    live_iterator_in,
+    script_changes,
+    set_values,
+    unkept,
+    values_of,
+)
+from stoker.feed.seeding import states_here, values_in
+
+
+class Stream(IterableDataset[object]):
+    def __iter__(self) -> Iterator[object]:
+        raise NotImplementedError
+
+
+class OfClass(Stream):
+    """It has no attribute before its first epoch."""
+
+    epoch = 0
+
+    def __iter__(self) -> Iterator[object]:
+        self.epoch += 1
+        yield self.epoch
+
+
+class Connected(Stream):
+    """Connects at its first use, and has a place in what it reads."""
+
+    connection: object = None
+
+    def __init__(self) -> None:
+        self.last_row = -1
+        self.after = ""
+        self.is_connected = False
+        self.path = ""
+
+    def __iter__(self) -> Iterator[object]:
+        if not self.is_connected:
+            self.connection, self.is_connected, self.path = object(), True, "data/rows.db"
+        assert self.connection is not None
+        self.last_row += 1
+        self.after += "a"
+        yield self.last_row, self.after, self.path
+
+
+class OfReader(Stream):
+    """A reader of the standard library counts its lines, which nobody may set."""
+
+    def __init__(self) -> None:
+        self.reader = csv.reader(["1,2", "3,4"])
+        self.epoch = 0
+
+    def __iter__(self) -> Iterator[object]:
+        next(self.reader, None)
+        self.epoch += 1
+        yield self.epoch
+
+
+def counting() -> Callable[[], int]:
+    count = 0
+
+    def next_count() -> int:
+        nonlocal count
+        count += 1
+        return count
+
+    return next_count
+
+
+class OfClosure(Stream):
+    def __init__(self) -> None:
+        self.count = counting()
+
+    def __iter__(self) -> Iterator[object]:
+        yield self.count()
+
+
+class Mixed(Stream):
+    """A dictionary that is plain at first has something else later."""
+
+    def __init__(self) -> None:
+        self.state: dict[str, object] = {"epoch": 0, "file": None}
+
+    def __iter__(self) -> Iterator[object]:
+        epoch = self.state["epoch"]
+        assert isinstance(epoch, int)
+        self.state |= {"epoch": epoch + 1, "file": object()}
+        yield self.state["epoch"]
+
+
+class OfLibrary(Stream):
+    """A stage of a library, as webdataset's `detshuffle`, counts from -1."""
+
+    def __init__(self) -> None:
+        self.stage = Stage()
+
+    def __iter__(self) -> Iterator[object]:
+        self.stage.epoch += 1
+        self.stage.is_open = True
+        yield self.stage.epoch
+
+
+class Stage:
+    def __init__(self) -> None:
+        self.epoch = -1
+        self.fd = -1
+        self.is_open = False
+
+
+Stage.__module__ = "numpy"
+
+
+class Part:
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.epoch = 0
+
+
+class OfObjects(Stream):
+    """Shuffles objects, counts in them, and holds one of them: more than a walk looks into."""
+
+    def __init__(self) -> None:
+        self.parts = [Part(number) for number in range(200)]
+        self.turning = deque(Part(number) for number in range(5))
+        self.todo = [Part(number) for number in range(5)]
+        self.current = self.parts[0]
+
+    def __iter__(self) -> Iterator[object]:
+        self.current.epoch += 1
+        self.current = self.parts[self.current.number + 1]
+        random.Random(self.current.epoch).shuffle(self.parts)
+        self.turning.rotate(2)
+        self.todo.pop(1)
+        yield from [(part.number, part.epoch) for part in self.parts]
+        yield self.current.number, [part.number for part in (*self.turning, *self.todo)]
+
+
+class Config(dict[str, int]):
+    def __getattr__(self, name: str) -> int:
+        return self[name]
+
+
+class OfConfig(Stream):
+    def __init__(self) -> None:
+        self.config = Config(epoch=0)
+
+    def __iter__(self) -> Iterator[object]:
+        self.config["epoch"] += 1
+        yield self.config.epoch
+
+
+class OfRows(Stream):
+    """A manifest: too many rows to be compared one by one."""
+
+    def __init__(self) -> None:
+        self.rows = [{"name": f"{number}.jpg", "label": number % 7} for number in range(3000)]
+
+    def __iter__(self) -> Iterator[object]:
+        random.Random(3).shuffle(self.rows)
+        yield [row["name"] for row in self.rows]
+
+
+class Phase(Enum):
+    FIRST = 1
+    SECOND = 2
+    THIRD = 3
+
+
+class Size(IntEnum):
+    SMALL = 1
+    LARGE = 2
+    HUGE = 3
+
+
+class Place(NamedTuple):
+    file: int
+    row: int
+
+
+@dataclass(frozen=True)
+class Offset:
+    value: int
+
+
+NOWHERE = Offset(0)
+
+
+class Whole(int):
+    """A number with a class of its own."""
+
+
+class OfValues(Stream):
+    """Values of small classes, each another one in each epoch."""
+
+    def __init__(self) -> None:
+        self.phase = Phase.FIRST
+        self.size = Size.SMALL
+        self.place = Place(0, 0)
+        self.offset = NOWHERE
+        self.whole = Whole(1)
+        self.seen: frozenset[int] = frozenset()
+        self.day = datetime.date(2026, 11, 28)
+        self.length = datetime.timedelta()
+        self.share = Fraction(1, 3)
+        self.rate = Decimal("0.10")
+        self.left = range(9)
+        self.counts = array.array("l", [0])
+        self.rng = np.random.default_rng(3)
+        self.seeds = np.random.SeedSequence(5)
+
+    def __iter__(self) -> Iterator[object]:
+        self.phase = Phase(self.phase.value % 3 + 1)
+        self.size = Size(self.size % 3 + 1)
+        self.place = self.place._replace(row=self.place.row + 1)
+        self.offset = Offset(self.offset.value + 1)
+        self.whole = Whole(self.whole + 1)
+        self.seen |= {int(self.whole)}
+        self.day += datetime.timedelta(days=1)
+        self.length += datetime.timedelta(seconds=1)
+        self.share += Fraction(1, 7)
+        self.rate *= 3
+        self.left = self.left[1:]
+        self.counts[0] += 1
+        rngs = self.rng.spawn(2)
+        rngs += [np.random.default_rng(seed) for seed in self.seeds.spawn(1)]
+        yield [self.phase, self.size, self.place, self.offset, self.whole, self.seen, self.day]
+        yield [self.length, self.share, self.rate, self.left, NOWHERE, self.counts[0]]
+        yield [rng.integers(1 << 30) for rng in rngs]
+        # The same ones for all of the process.
+        yield [phase.value for phase in Phase], self.phase is Phase(self.phase.value)
+
+
+def test_of_a_librarys_object_neither_handles_nor_truth_values_are_kept():
+    stream = OfLibrary()
+    since = values_of({"dataset": stream})
+    list(stream)
+    stream.stage.fd = 7
+    assert changed_values({"dataset": stream}, since=since) == {"dataset.stage.epoch": 0}
+
+
+KINDS = [OfClass, Connected, OfReader, OfClosure, Mixed, OfLibrary, OfConfig]
+KINDS += [OfObjects, OfRows, OfValues]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_a_stream_built_anew_goes_on(kind, epochs):
+    stream = kind()
+    roots = {"dataset": stream}
+    since = values_of(roots)
+    for _ in range(epochs):
+        list(stream)
+    packed = states_here(roots, values=changed_values(roots, since=since))
+    assert not unkept(roots, since=since)
+    anew = {"dataset": kind()}
+    set_values(anew, values_in(packed), since=values_of(anew))
+    assert list(anew["dataset"]) == list(stream)
+
+
+class Keeping(Stream):
+    def __init__(self, kept: object) -> None:
+        self.kept = kept
+
+
+@pytest.mark.parametrize(
+    ("kept", "is_live"),
+    [
+        (itertools.cycle([1, 2]), True),
+        (itertools.count(), True),
+        ((number for number in range(3)), True),
+        (map(str, iter([1, 2])), True),
+        (enumerate(number for number in range(3)), True),
+        (iter([1]), True),
+        ([iter([1])], True),
+        ((iter([]), 1), False),
+        (itertools.product([1]), True),
+        (itertools.tee([])[1], True),
+        (itertools.accumulate(iter([1])), True),
+        (itertools.accumulate(iter([])), False),
+        (itertools.zip_longest(iter([]), iter([1])), True),
+        (iter(()), False),
+        (map(str, iter([])), False),
+        (range(3), False),
+        ([1, 2], False),
+    ],
+)
+def test_an_iterator_that_has_more_is_noticed(kept, is_live):
+    assert bool(live_iterator_in({"dataset": Keeping(kept)})) == is_live
+
+
+@pytest.mark.parametrize("place", ["begin", "middle", "end"])
+@pytest.mark.parametrize("mode", ["r", "rb"])
+def test_a_file_that_is_read_on_is_said(place, mode):
+    with Path(__file__).open(mode) as file:
+        stream = Keeping(file)
+        roots = {"dataset": stream}
+        since = values_of(roots)
+        if place == "middle":
+            next(file)
+        elif place == "end":
+            list(file)
+        assert ("dataset.kept is a file that is read on" in unkept(roots, since=since)) == (
+            place == "middle"
+        )
+
+
+def test_a_list_that_is_too_long_to_be_kept_is_said():
+    stream = Keeping([1])
+    roots = {"dataset": stream}
+    since = values_of(roots)
+    stream.kept = list(range(90_000))
+    assert changed_values(roots, since=since) == {}
+    assert "dataset.kept has changed, and has 720,002 bytes" in unkept(roots, since=since)
+
+
+def test_what_a_script_has_set_is_put_back_and_the_same_objects_are_there_again():
+    items = [3, 1, 2]
+    stream = Keeping(items)
+    roots = {"dataset": stream}
+    made = values_of(roots)
+    items.sort()
+    at_start = script_changes(roots, since=made)
+    items.reverse()
+    with as_changed(roots, at_start, since=made):
+        assert stream.kept is items
+        assert items == [1, 2, 3]
+    assert items == [3, 2, 1]
