@@ -47,14 +47,14 @@ def process(monkeypatch):
 @pytest.fixture
 def of_an_earlier_version(process):
     """What an earlier version made of two epochs, and its state after two batches."""
-    process.setenv("STOKER_FEED", '{"split_batches": false}')
     loader = loader_of(0)
+    # One that is not begun; its random numbers are pinned below (BY_BATCH).
+    loader.load_state_dict(loader.state_dict() | {"seeding": "batch"})
     iterator = iter(loader)
     first = [next(iterator), next(iterator)]
     state = loader.state_dict()
     rest = [*iterator, *loader]
     assert state.pop("seeding") == "batch"
-    process.delenv("STOKER_FEED")
     bookkeeping._process.cache_clear()
     return rows(first), rows(rest), state
 
@@ -82,7 +82,12 @@ def test_workers_that_persist_change_their_seeding_with_the_state(of_an_earlier_
 
 
 # Of an epoch of 96 samples in two batches, the second one's first two samples and its last one, as
-# the version made them that seeded each sample.
+# versions made them that seeded each batch once, or each sample.
+BY_BATCH = [
+    (71.0, 0.5800858421149971, 0.9117929844867606, 0.712165117263794),
+    (11.0, 0.12336995303209286, 0.8346434106637817, 0.9860959053039551),
+    (25.0, 0.8025708937915063, 0.751667717935701, 0.7978082299232483),
+]
 BY_PLACE = [
     (71.0, 0.278005359750538, 0.9325069257984624, 0.6915503144264221),
     (11.0, 0.3810855324772525, 0.7144370309783539, 0.18765413761138916),
@@ -91,19 +96,28 @@ BY_PLACE = [
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_run_that_seeded_each_sample_resumes_as_it_began(num_workers, process, capfd):
+@pytest.mark.parametrize("splits", ["auto", "true", "false"])
+@pytest.mark.parametrize(
+    ("seeding", "words", "expected"),
+    [("batch", "batch by batch", BY_BATCH), ("place", "sample by sample", BY_PLACE)],
+)
+def test_a_run_that_seeded_otherwise_resumes_as_it_began(
+    num_workers, splits, seeding, words, expected, process, capfd
+):
+    if splits != "auto":
+        process.setenv("STOKER_FEED", f'{{"split_batches": {splits}}}')
     loader = loader_of(0, size=96, batch_size=48)
     iterator = iter(loader)
     next(iterator)
     # That version's state had another word for its seeding.
-    state = loader.state_dict() | {"seeding": "place"}
+    state = loader.state_dict() | {"seeding": seeding}
     resumed = loader_of(num_workers, size=96, batch_size=48)
     resumed.load_state_dict(state)
     ((*columns,),) = rows(resumed)
     samples = list(zip(*columns, strict=True))
-    assert [samples[place] for place in (0, 1, 47)] == [pytest.approx(row) for row in BY_PLACE]
-    assert resumed.state_dict()["seeding"] == "place"
-    assert capfd.readouterr().err.count("seeded sample by sample: its random numbers") == 1
+    assert [samples[place] for place in (0, 1, 47)] == [pytest.approx(row) for row in expected]
+    assert resumed.state_dict()["seeding"] == seeding
+    assert capfd.readouterr().err.count(f"seeded {words}: its random numbers") == 1
 
 
 @pytest.mark.parametrize("batch_size", [4, 12, 48])
@@ -115,5 +129,33 @@ def test_a_state_of_this_version_resumes_with_its_seeding(num_workers, batch_siz
     state = loader.state_dict()
     assert state["seeding"] == "stretch"
     resumed = loader_of(num_workers, size=96, batch_size=batch_size)
+    resumed.load_state_dict(state)
+    assert rows(resumed) == rows(iterator)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_run_draws_the_same_whether_batches_are_split_or_not(num_workers, process):
+    def epochs_with(splits):
+        bookkeeping._process.cache_clear()
+        process.setenv("STOKER_FEED", f'{{"split_batches": {splits}}}')
+        loader = loader_of(num_workers, size=96, batch_size=64)
+        return rows([*loader, *loader]), loader.state_dict()["seeding"]
+
+    expected = epochs_with('"auto"')
+    assert expected[1] == "stretch"
+    assert epochs_with("true") == expected
+    assert epochs_with("false") == expected
+
+
+@pytest.mark.parametrize(("before", "after"), [('"auto"', "false"), ("false", '"auto"')])
+def test_a_run_resumes_the_same_with_another_split(before, after, process):
+    process.setenv("STOKER_FEED", f'{{"split_batches": {before}}}')
+    loader = loader_of(0, size=192, batch_size=64)
+    iterator = iter(loader)
+    next(iterator)
+    state = loader.state_dict()
+    process.setenv("STOKER_FEED", f'{{"split_batches": {after}}}')
+    bookkeeping._process.cache_clear()
+    resumed = loader_of(2, size=192, batch_size=64)
     resumed.load_state_dict(state)
     assert rows(resumed) == rows(iterator)

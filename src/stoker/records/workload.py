@@ -246,10 +246,8 @@ class FeedSettings(Record, frozen=True, kw_only=True):
             size or number of ranks; `torch`: the worker.
         split_batches: Whether several workers may make one batch. auto: the first and last batches
             of an epoch, if they take long enough, a batch with a heavy sample, and a late one, each
-            on one host; the first one also on several data hosts, where that is worth it. With
-            `batch` seeding the random numbers of a sample then do not depend on who makes the
-            others of its batch. true: the same, of any length. false: one worker makes a batch,
-            with the random numbers of stoker's earlier versions.
+            on one host; the first one also on several data hosts, where that is worth it. true: the
+            same, of any length. false: one worker makes a batch. The bytes are the same with each.
         balance: Which rank gets which samples of a global batch. cost: as many as before, dealt so
             that all ranks have about the same bytes to train on, where samples differ in length;
             for loaders with workers and a sampler that all ranks can see. None: as the script's
@@ -335,9 +333,7 @@ class FeedSettings(Record, frozen=True, kw_only=True):
     @property
     def seeds_by(self) -> Literal["batch", "stretch", "sample", "torch"]:
         """What the random state of a sample follows from."""
-        if self.seeding == "batch" and self.split_batches is not False:
-            return "stretch"
-        return self.seeding
+        return "stretch" if self.seeding == "batch" else self.seeding
 
     @property
     def splits(self) -> bool:
