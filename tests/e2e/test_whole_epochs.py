@@ -1,10 +1,12 @@
 """A real run of short epochs: its record adds up to the time that the script itself sees."""
 
 import json
+from statistics import median
 
 import pytest
 
-from stoker.feed.epoch_times import whole_run
+from stoker.feed.epoch_times import epoch_times, whole_run
+from stoker.feed.timeline import block_means, steady
 from stoker.feed.training_steps import read_timelines
 from stoker.record_words import training_words
 from stoker.records import Profile, Training, read_json
@@ -13,7 +15,8 @@ from support.command import stoker
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300), pytest.mark.usefixtures("forked")]
 
 EPOCHS, STEPS = 5, 8
-# A worker makes a batch in 0.12 s; validation and a checkpoint follow each epoch.
+# A worker makes a batch in 0.12 s; validation and a checkpoint follow each epoch. The last step of
+# the run is longer, as it may be on a busy machine.
 SCRIPT = f"""
 import json, sys, time
 import torch
@@ -42,6 +45,8 @@ def main():
                 # Validation in mid-epoch.
                 for _ in check:
                     time.sleep(0.05)
+            if len(times) == {EPOCHS * STEPS - 1}:
+                time.sleep(0.3)
             asked = time.monotonic()
             times.append(asked)
         for _ in check:
@@ -82,19 +87,24 @@ def test_record_adds_up_to_the_time_that_the_script_sees(tmp_path, groups):
     whole = whole_run(rows)
     assert whole.seconds == pytest.approx(seen["seconds"], rel=0.02, abs=0.05)
     assert whole.wait_seconds == pytest.approx(seen["waited"], rel=0.05, abs=0.05)
-    # The record's parts give the same sum: four pauses, and all steps.
+    # The record's parts give the whole again: four pauses, all steps, and the end of the last one,
+    # which is longer: what is beyond a usual one's follows its epoch.
+    assert times == epoch_times(rows)
+    last = rows[-1].compute_seconds
+    assert last >= 0.02 + 0.3
     pauses = (EPOCHS - 1) * times.pause_seconds()
     inside = measured.whole_step_seconds - times.pause_seconds() / times.steps
-    assert seen["steps"] * inside + pauses == pytest.approx(seen["seconds"], rel=0.03, abs=0.05)
+    usual = median(block_means(steady(rows), lambda row: row.compute_seconds))
+    end = max(0.0, last - usual)
+    assert seen["steps"] * inside + pauses == pytest.approx(whole.seconds - end)
     assert (times.steps, times.start.count, times.between.count) == (STEPS, 4, 4)
-    # Sleeps are never shorter.
-    assert times.between.seconds >= 0.2 + 4 * 0.02
     assert times.start.seconds > 0
-    assert times.inside_seconds * seen["steps"] >= 0.1
-    assert measured.whole_step_seconds > measured.step_seconds
+    # Sleeps are never shorter.
+    assert whole.between_seconds >= (EPOCHS - 1) * (0.2 + 4 * 0.02)
+    assert rows[11].compute_seconds >= 0.02 + 4 * 0.05
+    assert inside >= 0.02 + 4 * 0.05 / seen["steps"]
     assert "over whole epochs" in training_words(training)
-    samples = 4 * EPOCHS * STEPS
-    assert measured.samples_per_second < samples / (seen["seconds"] - pauses)
+    assert measured.samples_per_second == pytest.approx(4 / measured.whole_step_seconds)
 
 
 def test_passive_profile_knows_the_runs_epochs(tmp_path):
