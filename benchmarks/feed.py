@@ -18,6 +18,7 @@ import feed_balance
 import feed_cpu
 import feed_crowd
 import feed_first
+import feed_huge
 import feed_job
 import feed_on_error
 import feed_overhead
@@ -26,7 +27,7 @@ from rows import Row, markdown
 
 PARTS = ("even", "exponential", "straggler", "cpu", "mnist", "crowd")
 # Take long, or are no other loader's: only where they are asked for.
-LONG_PARTS = ("first", "balance", "on_error")
+LONG_PARTS = ("first", "huge", "balance", "on_error")
 RESULT = HERE / "results" / "feed.json"
 
 
@@ -41,6 +42,8 @@ def rows_of(part: str, arguments: argparse.Namespace) -> Iterator[Row]:
     if part == "first":
         cases = feed_first.QUICK_CASES if arguments.quick else feed_first.CASES
         return feed_first.rows(repetitions=repetitions, cases=arguments.cases or cases)
+    if part == "huge":
+        return feed_huge.rows(repetitions=repetitions)
     if part == "on_error":
         return feed_on_error.rows(repetitions=repetitions)
     if part == "balance":

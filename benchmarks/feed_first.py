@@ -4,16 +4,11 @@ The first epoch, in which workers start, is left out. Samples sleep, so that two
 """
 
 import argparse
-import json
 import statistics
-import sys
-import tempfile
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
-from measuring import HERE, rotated, run, say, spread
+from measuring import rotated, say, seen_by_trainer, spread
 from rows import Row, times
-from stoker_hosts import run_under_stoker
 
 LOADERS = ("torch local", "stoker encrypted")
 _ON_TWO_HOSTS = "stoker encrypted, 2 data hosts"
@@ -39,24 +34,15 @@ _MAX_TIMES_TORCH = 1.0
 
 def epoch_seconds(loader: str, batch_seconds: float, workers: int, costs: str) -> dict[str, float]:
     """Returns the medians over the epochs behind the first one."""
-    with tempfile.TemporaryDirectory(prefix="feed-benchmark-") as name:
-        folder = Path(name)
-        result = folder / "result.json"
-        command = [sys.executable, str(HERE / "first_trainer.py"), loader.split()[0]]
-        command += [str(workers), str(batch_seconds), costs, str(result)]
-        if loader == "torch local":
-            run(command, _SECONDS)
-        else:
-            (folder / "hosts").mkdir()
-            run_under_stoker(
-                command,
-                folder=folder / "hosts",
-                hosts=2 if loader == _ON_TWO_HOSTS else 1,
-                workers_each=workers,
-                seconds=_SECONDS,
-                feed={"split_batches": False} if "whole" in loader else {},
-            )
-        seconds: dict[str, list[float]] = json.loads(result.read_text())
+    seconds: dict[str, list[float]] = seen_by_trainer(
+        "first_trainer.py",
+        loader,
+        [str(workers), str(batch_seconds), costs],
+        hosts=2 if loader == _ON_TWO_HOSTS else 1,
+        workers_each=workers,
+        seconds=_SECONDS,
+        feed={"split_batches": False} if "whole" in loader else {},
+    )
     return {figure: statistics.median(values[1:]) for figure, values in seconds.items()}
 
 

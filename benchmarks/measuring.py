@@ -8,12 +8,13 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 from cases import Case
 from stoker_hosts import run_under_stoker
@@ -68,6 +69,47 @@ def trained(
             run(command, seconds)
         seen: dict[str, float] = json.loads(result.read_text())
     return seen
+
+
+def seen_by_trainer(
+    script: str,
+    loader: str,
+    arguments: Sequence[str],
+    *,
+    workers_each: int,
+    seconds: float,
+    hosts: int = 1,
+    feed: Mapping[str, object] | None = None,
+) -> Any:
+    """Returns the JSON that a trainer of this folder writes: of torch's loader, or stoker's.
+
+    Args:
+        script: Called with the loader's first word, `arguments`, and the file for its result.
+        loader: torch local, or one that begins with stoker, which data hosts feed.
+        workers_each: Of each data host.
+        seconds: The whole may last so long.
+        feed: Settings of the workload's `feed`; the others are the defaults.
+
+    Raises:
+        RuntimeError: If the trainer or a data host failed, with the end of what it wrote.
+    """
+    with tempfile.TemporaryDirectory(prefix="feed-benchmark-") as name:
+        folder = Path(name)
+        result = folder / "result.json"
+        command = [sys.executable, str(HERE / script), loader.split()[0], *arguments, str(result)]
+        if loader == "torch local":
+            run(command, seconds)
+        else:
+            (folder / "hosts").mkdir()
+            run_under_stoker(
+                command,
+                folder=folder / "hosts",
+                hosts=hosts,
+                workers_each=workers_each,
+                seconds=seconds,
+                feed=feed,
+            )
+        return json.loads(result.read_text())
 
 
 @contextmanager

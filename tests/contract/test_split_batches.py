@@ -250,18 +250,25 @@ def test_a_batch_of_parts_is_the_batch_that_one_worker_makes(seed):
                 same(values[number], value)
 
 
-def test_several_workers_make_the_first_batch(monkeypatch):
-    asked = []
-    pack = WorkerJob.send
+@pytest.fixture
+def asked(monkeypatch):
+    """The jobs that workers were sent, in that order."""
+    sent: list[WorkerJob] = []
+    send = WorkerJob.send
 
-    def send(self, channel):
-        asked.append((self.first, self.last))
-        pack(self, channel)
+    def note(job, channel):
+        sent.append(job)
+        send(job, channel)
 
-    monkeypatch.setattr(WorkerJob, "send", send)
+    monkeypatch.setattr(WorkerJob, "send", note)
+    return sent
+
+
+def test_several_workers_make_the_first_batch(asked):
     with pool_of(Equal(seconds=0.02), default_collate, num_workers=4) as pool:
         same(made(pool, [job(0, range(16))])[0][0][:, 0], torch.arange(16))
-        assert asked == [(at, at + 1) for at in range(16)] + [(0, 0)]
+    parts = [(at, at + 1) for at in range(16)]
+    assert [(one.first, one.last) for one in asked] == [*parts, (0, 0)]
 
 
 def test_a_batch_that_turns_out_to_be_short_has_few_parts(monkeypatch):
@@ -273,6 +280,44 @@ def test_a_batch_that_turns_out_to_be_short_has_few_parts(monkeypatch):
         pool.assign(job(1, range(160)))
         # Its cost is known: one worker makes it.
         assert [one.split for one in asked] == [None]
+
+
+def test_where_parts_cost_more_than_they_give_no_batch_behind_the_first_has_any(asked, monkeypatch):
+    # As of samples of 20 MB, which take long to write.
+    monkeypatch.setattr(splitting, "_MIN_GAIN", 1e9)
+    jobs = [job(number, range(number, number + 16)) for number in range(4)]
+    with pool_of(Equal(seconds=0.005), default_collate, num_workers=2) as pool:
+        values = made(pool, jobs)
+        assert not descriptors_of_parts()
+    for number in range(4):
+        same(values[number][0][:, 0], torch.arange(number, number + 16))
+    # Two parts were given before anything was known. One worker made the rest.
+    parts = [(one.whole.key[1], one.first, one.last) for one in asked if one.split]
+    assert parts == [(0, 0, 2), (0, 2, 4), (0, 4, 16), (0, 0, 0)]
+    assert [one.key[1] for one in asked if not one.split] == [1, 2, 3]
+
+
+def test_where_parts_cost_more_the_next_epoch_has_none(asked, monkeypatch):
+    monkeypatch.setattr(splitting, "_MIN_GAIN", 1e9)
+    with pool_of(Equal(seconds=0.005), default_collate, num_workers=2) as pool:
+        made(pool, [job(number, range(16)) for number in range(2)])
+        asked.clear()
+        made(pool, [job(number, range(16), epoch_id=1) for number in range(2)])
+    assert [one.split for one in asked] == [None, None]
+
+
+def test_a_batch_that_its_worker_has_not_begun_is_made_by_others():
+    jobs = [job(number, range(8)) for number in range(6)]
+    with pool_of(Equal(seconds=0.002), default_collate, num_workers=2) as pool:
+        made(pool, jobs)
+        first = next(iter(pool._workers.values()))
+        os.kill(first.up.pid, signal.SIGSTOP)
+        values = made(pool, [job(6, range(8, 16))])
+        assert [one.key[1] for one in first.jobs] == [6]
+        same(values[6][0][:, 0], torch.arange(8, 16))
+        os.kill(first.up.pid, signal.SIGCONT)
+        # What the stopped one answers is of no use, and disturbs nothing.
+        same(made(pool, [job(7, range(4))])[7][0][:, 0], torch.arange(4))
 
 
 def test_later_batches_of_an_epoch_are_made_by_one_worker_each():

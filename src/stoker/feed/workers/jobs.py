@@ -243,6 +243,12 @@ class SplitBatch:
         return bool(self._left or self._awaited)
 
     @property
+    def is_untouched(self) -> bool:
+        """Whether this host alone makes it, and no worker was asked for any of its samples."""
+        is_shared = bool(self.elsewhere) or self.only is not None
+        return not (is_shared or self.begin or self.keys)
+
+    @property
     def is_answered(self) -> bool:
         """Whether workers have answered for all samples of `only`."""
         return not self._left and self.num_answered == len(self.keys)

@@ -787,10 +787,18 @@ class WorkerPool:
         return [result]
 
     def _look_at_first_part(self, split: SplitBatch, part: FinishedPart) -> None:
-        """Has one worker make the rest of a batch that turns out to be short."""
-        seconds = part.content.wall_seconds / part.content.num_samples * split.size
-        if not self._split_costs.pays(seconds):
-            split.step = split.size
+        """Has one worker make the rest of a batch that is not worth its parts.
+
+        Nor are those worth it that wait behind it, of which no worker has a part: they are made as
+        if they had never been split.
+        """
+        self._split_costs.add_first_part(split, part)
+        if self._split_costs.pays_as_expected():
+            return
+        split.step = split.size
+        for waiting in [split for split in self._splits if split.is_untouched]:
+            self._close_split(waiting)
+            self._retries.append(waiting.job)
 
     def _whole(self, split: SplitBatch, result: Result) -> list[Result]:
         """Returns what ends a part, or the collation, as the result of the batch."""

@@ -19,13 +19,15 @@ one worker had made the batch.
 import math
 import statistics
 from collections import deque
-from typing import Literal
+from collections.abc import Iterable
+from typing import Literal, NamedTuple
 
 from stoker.errors import ProtocolError, ShippingError
 from stoker.feed.stretches import next_stretch, stretch_samples
 from stoker.feed.wire.codec import unpack_value
 from stoker.feed.wire.protocol import Make
-from stoker.feed.workers.jobs import SplitBatch, WorkerJob
+from stoker.feed.workers.jobs import FinishedPart, SplitBatch, WorkerJob
+from stoker.feed.workers.pipe import PartMade
 from stoker.records.workload import MAX_STRETCHES, MIN_SPLIT_SECONDS, SEEDS_EACH
 
 # A batch has as many parts for each worker: the last ones end at about the same time where costs
@@ -49,6 +51,13 @@ def splits_of(splits: Splits, seeding: str) -> Splits:
     return splits if seeding in SEEDS_EACH else False
 
 
+class _Costs(NamedTuple):
+    """Seconds that one worker takes for a batch, and those that parts of it cost more."""
+
+    whole: float
+    extra: float
+
+
 class SplitCosts:
     """What batches cost that one worker makes, and what it costs to split them."""
 
@@ -56,6 +65,8 @@ class SplitCosts:
         self._always_pays = always_pays
         self._batches: deque[float] = deque(maxlen=_MEMORY)
         self._extra: deque[float] = deque(maxlen=_MEMORY)
+        # What the last first part of a batch has shown of it: of use until whole ones are known.
+        self._expected: _Costs | None = None
         # Looked up often, while workers idle; None: batches have come since.
         self._usual_seconds: float | None = None
 
@@ -77,21 +88,41 @@ class SplitCosts:
 
     def add_split(self, split: SplitBatch) -> None:
         self.add_batch(split.wall_seconds())
-        # The samples are written once more, and read once more.
-        contents = [part.content for part in split.parts.values()]
-        self._extra.append(2 * sum(content.send_seconds for content in contents))
+        self._extra.append(_extra_seconds(part.content for part in split.parts.values()))
+
+    def add_first_part(self, split: SplitBatch, part: FinishedPart) -> None:
+        """Follows what one part of a batch shows of all of it, if its samples cost alike."""
+        content = part.content
+        num_parts = split.size / content.num_samples
+        self._expected = _Costs(
+            whole=content.wall_seconds * num_parts,
+            extra=_extra_seconds([content]) * num_parts,
+        )
+
+    def pays_as_expected(self) -> bool:
+        """Returns whether the batch is worth it whose first part came last."""
+        return self._expected is None or self.pays(self._expected.whole)
 
     def pays(self, seconds: float | None = None) -> bool:
         """Returns whether a batch is worth it: one of so many seconds, or as the last ones were."""
         if self._always_pays:
             return True
         if seconds is None:
+            seconds = self.usual_seconds
             if not self._batches:
                 # It is seen from its first part.
-                return True
-            seconds = self.usual_seconds
-        extra = statistics.median(self._extra) if self._extra else 0.0
-        return seconds >= max(MIN_SPLIT_SECONDS, _MIN_GAIN * extra)
+                seconds = math.inf if self._expected is None else self._expected.whole
+        return seconds >= max(MIN_SPLIT_SECONDS, _MIN_GAIN * self._usual_extra_seconds())
+
+    def _usual_extra_seconds(self) -> float:
+        if self._extra:
+            return statistics.median(self._extra)
+        return 0.0 if self._expected is None else self._expected.extra
+
+
+def _extra_seconds(contents: Iterable[PartMade]) -> float:
+    """Returns what it costs that samples are parts: they are written once more, and read once."""
+    return 2 * sum(content.send_seconds for content in contents)
 
 
 def plain_index(order: Make) -> object:

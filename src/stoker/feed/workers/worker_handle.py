@@ -84,6 +84,11 @@ class WorkerHandle:
         return self.num_answered + len(self.jobs) > self.num_decided
 
     @property
+    def _has_begun(self) -> bool:
+        """Whether it has begun its first job; of a worker whose progress is not known, perhaps."""
+        return self.progress is None or self.progress.num_begun > self.num_answered
+
+    @property
     def load(self) -> int:
         # Behind a part nothing waits: the worker has the next part, or the collation, at once.
         return DEPTH if self.has_parts else len(self.jobs)
@@ -125,7 +130,7 @@ class WorkerHandle:
 
     def next_place(self, job: WorkerJob) -> int | None:
         """Returns the place in a job of the sample that it makes next; None: not known."""
-        if job is not self.jobs[0]:
+        if job is not self.jobs[0] or not self._has_begun:
             return 0
         at = self.at
         if at is None or at.place < 0:
@@ -134,9 +139,7 @@ class WorkerHandle:
 
     def take_begun(self) -> WorkerJob | None:
         """Takes the job out that it had begun, once it is dead; None: it had begun none."""
-        # Of a worker whose progress is not known, perhaps the first.
-        has_begun = self.progress is None or self.progress.num_begun > self.num_answered
-        return self.jobs.popleft() if self.jobs and has_begun else None
+        return self.jobs.popleft() if self.jobs and self._has_begun else None
 
     def stop_before(self, job: WorkerJob, place: int) -> None:
         """Has it make a batch only up to that place."""
