@@ -145,6 +145,30 @@ def test_a_frame_of_a_robots_video_is_the_one_of_its_joints(example, tmp_path):
     assert torch.equal(data[0]["action"][0], data[1]["observation.state"])
 
 
+def test_statistics_of_robot_episodes_are_of_all_columns_and_cameras_as_lerobot_reads_them(
+    example, tmp_path
+):
+    script = example("robot_episodes")
+    maker = example("robot_episodes", "make_episodes")
+    maker.make_episodes(tmp_path / "episodes", count=2, frames=9)
+    stats = json.loads((tmp_path / "episodes/meta/stats.json").read_text())
+    data = script.Episodes(tmp_path / "episodes", delta_timestamps={}, cameras=())
+    cameras = [maker.video_key(camera) for camera in maker.CAMERAS]
+    assert stats.keys() == data.columns.keys() | set(cameras)
+    # LeRobot refuses other shapes: of a picture's figures (channels, 1, 1), of all counts (1,).
+    for feature, of_feature in stats.items():
+        assert of_feature["count"] == [18]
+        shape = (3, 1, 1) if feature in cameras else (data.columns[feature][0].numel(),)
+        assert {np.shape(of_feature[kind]) for kind in of_feature.keys() - {"count"}} == {shape}
+        assert {"min", "max", "mean", "std", "q01", "q99"} < of_feature.keys()
+    seen = script.Episodes(tmp_path / "episodes", delta_timestamps={}, cameras=cameras)
+    for camera in cameras:
+        colours = torch.stack([seen[index][camera] for index in range(18)]).double() / 255
+        # A video loses some of the colours that it was given.
+        assert np.ravel(stats[camera]["mean"]) == pytest.approx(colours.mean((0, 2, 3)), abs=0.03)
+        assert np.ravel(stats[camera]["std"]) == pytest.approx(colours.std((0, 2, 3)), abs=0.05)
+
+
 def test_a_frame_beyond_the_video_is_refused(example, tmp_path):
     script = example("robot_episodes")
     example("robot_episodes", "make_episodes").make_episodes(tmp_path / "few", count=1, frames=3)
