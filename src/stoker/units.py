@@ -30,6 +30,23 @@ _SAME_TIME = 0.0005
 SAME_COST = 0.005
 # Length of tag values and of model package metadata.
 _MAX_AWS_VALUE = 256
+_WITH_UNIT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+|%)\s*", re.IGNORECASE)
+_SHARES = {"%": 0.01, "percent": 0.01}
+_SECONDS_OF = {
+    "ms": 0.001,
+    **dict.fromkeys(("s", "sec", "secs", "second", "seconds"), 1),
+    **dict.fromkeys(("m", "min", "mins", "minute", "minutes"), 60),
+    **dict.fromkeys(("h", "hr", "hour", "hours"), 3600),
+}
+_BYTES_OF = {
+    "b": 1,
+    **dict.fromkeys(("k", "kb"), 10**3),
+    **dict.fromkeys(("m", "mb"), 10**6),
+    **dict.fromkeys(("g", "gb"), 10**9),
+    **dict.fromkeys(("ki", "kib"), 2**10),
+    **dict.fromkeys(("mi", "mib"), 2**20),
+    **dict.fromkeys(("gi", "gib"), 2**30),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,3 +377,22 @@ def wrapped(text: str, *, width: int = 88, indent: str = "") -> list[str]:
 def aws_value(text: str) -> str:
     """Returns a text with the characters and the length that AWS allows in tags."""
     return re.sub(r"[^\w .:/=+@-]", "-", text)[:_MAX_AWS_VALUE]
+
+
+def without_unit(text: str, *, name: str) -> str:
+    """Returns a number that was written with its unit as it is to be written; empty: not clear.
+
+    Args:
+        text: Such as 5%, 10 min or 2GB.
+        name: Of the key or option, whose last word is its unit: seconds or bytes; else a share.
+    """
+    match = _WITH_UNIT.fullmatch(text)
+    if match is None:
+        return ""
+    units = _SHARES
+    if name.lower().endswith("seconds"):
+        units = _SECONDS_OF
+    elif name.lower().endswith("bytes"):
+        units = _BYTES_OF
+    factor = units.get(match[2].lower())
+    return "" if factor is None else f"{float(match[1]) * factor:.15g}"

@@ -280,6 +280,10 @@ def test_a_record_of_another_kind_is_named(tmp_path):
         ("name", "!", "stoker schema workload     shows the expected keys"),
         ("image", 7, 'in quotes: "7"'),
         ("feed", "fast", "stoker schema workload     shows the expected keys"),
+        ("feed", {"max_errors": "2.5 %"}, "max_errors: 0.025"),
+        ("feed", {"sample_timeout_seconds": "1.5h"}, "sample_timeout_seconds: 5400"),
+        ("feed", {"max_bytes": "2GiB"}, "max_bytes: 2147483648"),
+        ("feed", {"max_bytes": "5%"}, "stoker schema workload     shows the expected keys"),
     ],
 )
 def test_an_error_shows_the_line_as_it_would_be_right(key, found, fix):

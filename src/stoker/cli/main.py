@@ -10,6 +10,7 @@ disk is full, a command that only prints ends, and a training run continues with
 import errno
 import io
 import os
+import re
 import select
 import shlex
 import shutil
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from typer._click.exceptions import UsageError as ParserError
 
 _LINES = "\n\t"
+_NO_NUMBER = re.compile(r"Input should be a valid (number|integer), .*")
 # These verbs do work that continues when their output is not read; all others only print.
 _WORKING_VERBS = ("run", "profile", "train", "start", "upload", "step")
 # Flags of earlier versions that only pipelines had, by verb, and the step that has them now.
@@ -127,7 +129,11 @@ def _say_unparsed(err: "ParserError", arguments: list[str]) -> int:
     from stoker.terminal import program
 
     begin = _command_at(err, arguments)
-    if begin:
+    corrected = _without_unit(err, arguments)
+    if corrected:
+        words = _NO_NUMBER.sub(r"not a \1", err.format_message())
+        wanted = corrected
+    elif begin:
         words = err.message
         wanted = [*arguments[:begin], "--", *arguments[begin:]]
     else:
@@ -139,6 +145,26 @@ def _say_unparsed(err: "ParserError", arguments: list[str]) -> int:
     return _say(
         f"error: {words}\ntry:   {shlex.join([program(), *wanted])}", code=UsageError.exit_code
     )
+
+
+def _without_unit(err: "ParserError", arguments: list[str]) -> list[str]:
+    """Returns the command line with a number as it is to be written; empty: not clear."""
+    from stoker.units import without_unit
+
+    parameter = getattr(err, "param", None)
+    if parameter is None:
+        return []
+    for place, word in enumerate(_own(arguments)):
+        option, equals, value = word.partition("=")
+        if option not in parameter.opts:
+            continue
+        if not equals:
+            value = next(iter(arguments[place + 1 :]), "")
+        number = without_unit(value, name=str(parameter.metavar))
+        if number:
+            behind = arguments[place + 1 + (not equals) :]
+            return [*arguments[:place], option, number, *behind]
+    return []
 
 
 def _say_error(err: Exception) -> int:

@@ -18,6 +18,7 @@ from typing import Annotated, ClassVar, TypeVar, cast, get_args
 import msgspec
 
 from stoker.errors import UsageError
+from stoker.units import without_unit
 
 PositiveFloat = Annotated[float, msgspec.Meta(gt=0)]
 NonNegativeFloat = Annotated[float, msgspec.Meta(ge=0)]
@@ -500,6 +501,9 @@ def _corrected(path: str, found: object, types: set[str]) -> str:
         return f"a list: {key}: [{{...}}], in place of {key}: {{...}}"
     if isinstance(found, bool | int | float) and "str" in types:
         return f'in quotes: "{json.dumps(found)}"'
+    if isinstance(found, str) and types & {"int", "float"}:
+        number = without_unit(found, name=key)
+        return f"{key}: {number}" if number else ""
     if isinstance(found, str) and path == "name":
         name = re.sub(r"[^a-z0-9]+", "-", found.lower())[:40].strip("-")
         if name:
