@@ -64,13 +64,17 @@ def test_runs_are_in_the_current_folder(tmp_path, monkeypatch):
     assert new_run_dir("mini").parent == Path("runs")
 
 
-def test_a_step_that_may_not_write_keeps_its_runs_in_a_temporary_folder(tmp_path, monkeypatch):
+def test_a_step_that_may_not_write_keeps_its_runs_in_a_temporary_folder(
+    tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path).resolve() != tmp_path)
     monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path / "tmp"))
     for made in (named_run_dir("mini-1"), new_run_dir("mini")):
         assert made.parent == tmp_path / "tmp" / "runs"
         assert made.is_dir()
+    note = f"note: {tmp_path} cannot be written: this run is kept in {tmp_path}/tmp/runs\n"
+    assert capsys.readouterr().err == 2 * note
     assert [path.name for path in tmp_path.iterdir()] == ["tmp"]
 
 

@@ -324,7 +324,7 @@ def write_text(path: Path | str, text: str) -> None:
     except OSError as err:
         temporary.unlink(missing_ok=True)
         raise UsageError(
-            f"cannot write {path}: {err}", fix="free some space, or name another"
+            f"cannot write {path}: {err}", fix="free some space, or name another file"
         ) from None
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -35,6 +36,9 @@ def _made(name: str, *, may_exist: bool) -> Path:
         raise UsageError(
             f"cannot make a run folder: {err}", where=str(runs), fix="check its permissions"
         ) from None
+    if runs is not RUNS:
+        kept_in = f"note: {existing.absolute()} cannot be written: this run is kept in {runs}"
+        print(kept_in, file=sys.stderr)
     return runs / name
 
 
