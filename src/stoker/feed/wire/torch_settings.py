@@ -4,6 +4,7 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from stoker.feed.wire.inherited import InheritedObjects, setting
+from stoker.feed.wire.when_imported import when_imported
 
 if TYPE_CHECKING:
     import torch
@@ -58,6 +59,19 @@ def _enter_group(value: tuple[int, int, str] | None) -> None:
     from stoker.feed.wire.process_group import enter_group
 
     enter_group(value)
+
+
+def _accelerate() -> object:
+    from stoker.feed.wire.process_group import accelerate_here
+
+    return accelerate_here()
+
+
+def _tell_accelerate(facts: dict[str, object] | None) -> None:
+    from stoker.feed.wire.process_group import tell_accelerate
+
+    # A stream may import it first in its `__iter__`.
+    when_imported("accelerate.state", "PartialState", lambda: tell_accelerate(facts))
 
 
 def _deterministic() -> object:
@@ -186,6 +200,14 @@ TORCH_SETTINGS = (
         "torch.distributed's rank and number of ranks",
         _group,
         _enter_group,
+        module="torch.distributed",
+        default=None,
+        is_of_streams=True,
+    ),
+    setting(
+        "accelerate's PartialState",
+        _accelerate,
+        _tell_accelerate,
         module="torch.distributed",
         default=None,
         is_of_streams=True,
