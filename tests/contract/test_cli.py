@@ -215,6 +215,8 @@ DECIDE = "decide --step-seconds 1 --instance-type"
         ("run text.yaml", ["text.yaml:2", "try:   command: [python, train.py, --lr]"]),
         ("run number.yaml", ["command[1]", 'try:   in quotes: "1"']),
         ("run name.yaml", ["lower-case letters, digits and", "name: my-digits"]),
+        ("run -- python tiny.py", ["takes a workload", "try:   stoker init --script tiny.py"]),
+        ("compile sagemaker -- true", ["not a command", "stoker init --script train.py"]),
         ("run tiny.py", ["try:   stoker init --script tiny.py"]),
         ("run empty.yaml", ["at least the keys name and command", "stoker init --script"]),
         ("profile tiny.py", ["try:   stoker profile -- python tiny.py"]),

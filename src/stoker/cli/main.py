@@ -41,6 +41,8 @@ _LINES = "\n\t"
 _NO_NUMBER = re.compile(r"Input should be a valid (number|integer), .*")
 # These verbs do work that continues when their output is not read; all others only print.
 _WORKING_VERBS = ("run", "profile", "train", "start", "upload", "step")
+# They need to know more of a script than how it is called.
+_VERBS_OF_WORKLOADS = ("run", "compile", "upload", "start")
 # Flags of earlier versions that only pipelines had, by verb, and the step that has them now.
 _STEPS = (
     ("train", {"--finish"}, "finish"),
@@ -96,6 +98,7 @@ def run(arguments: list[str]) -> int:
     try:
         _refuse_unprintable(arguments)
         _refuse_bare_choice(arguments)
+        _refuse_command(arguments)
         # The words that bash, or another shell, wants completed: they name the verb.
         typed = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS", "")
         # As the object of the context: verbs print the command line that continues a run.
@@ -256,6 +259,19 @@ def _refuse_bare_choice(arguments: list[str]) -> None:
                 where="the command line",
                 fix=f"one of {', '.join(values)}: {name} true",
             )
+
+
+def _refuse_command(arguments: list[str]) -> None:
+    """Raises UsageError for a command in place of a workload."""
+    command = arguments[len(_own(arguments)) :]
+    if arguments[0] not in _VERBS_OF_WORKLOADS or not command:
+        return
+    script = next((word for word in command if word.endswith((".py", ".sh"))), "train.py")
+    raise UsageError(
+        f"stoker {arguments[0]} takes a workload, not a command",
+        where="the command line",
+        fix=f"stoker init --script {shlex.quote(script)}     makes a workload of it",
+    )
 
 
 def _refuse_unprintable(arguments: list[str]) -> None:
