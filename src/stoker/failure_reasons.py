@@ -8,15 +8,18 @@ from collections.abc import Iterable, Sequence
 
 from stoker.host.processes import ended_words
 from stoker.logs import EVENT_HEAD, printable
+from stoker.printed_tracebacks import (
+    RAISED,
+    TRACE,
+    FirstFailure,
+    PrintedTraceback,
+    first_failure,
+    plain_line,
+    without_marks,
+)
 
-# From torch's hook, torchrun's tee, mpirun: `[rank0]: `, `[default0]:`, `[1,0]<stderr>:`.
-RANK_MARK = re.compile(r"^\[[a-z]*\d+(,\d+)?\](<std(err|out)>)?: ?")
 # stoker's and argparse's: `train.py: error: unrecognized arguments`.
 _ERROR = re.compile(r"^(?:[\w./-]+: )?error: *(?P<what>\S.*)")
-_TRACE = re.compile(r"^[\s|+]*(Exception Group )?Traceback \(most recent call last\)")
-# Lines of an exception group begin with a bar.
-_BAR = re.compile(r"^ *\| ?")
-_RAISED = re.compile(r"^[A-Za-z_][\w.]*(Error|Exception|Exit|Interrupt|Warning)(:|$)")
 # Of what stoker raises in a rank, with `where:` and `try:` in further lines.
 _OF_FEED = re.compile(
     r"^(stoker\.errors\.)?(Feed|FeedLost|Shipping|Protocol|Usage|MissingExtra)Error: "
@@ -41,8 +44,10 @@ _MORE_SHARED_MEMORY = (
 # What stoker adds to an error, in the lines after it.
 _ADVICE = re.compile(r"^\s*(where|try):")
 _ADVICE_LINES = 3
-# Any name: `queue.Empty`, `StopIteration`, `jsonschema.Invalid: words`.
-_MAYBE_RAISED = re.compile(r"^[A-Za-z_][\w.]*(: |:$|$)")
+# A line within a message, and not a progress bar that is printed after it.
+_CONTINUED = re.compile(r"^[ \t]+[^\s|+](?!.*%\|)")
+_MAX_CONTINUED = 3
+_MAX_WORDS = 300
 
 
 def reason_of_failure(
@@ -57,8 +62,9 @@ def reason_of_failure(
         exit_code: As a shell counts, or negative for a signal.
         out_of_memory: What is known of that, to follow `it`: `took more memory than its limit`.
     """
-    written = _written(lines)
-    error = _error_in(written) or _raised_in(written)
+    printed = _printed(lines)
+    written = [without_marks(line) for line in printed]
+    error = _error_in(written) or _raised_in(printed)
     if out_of_memory and not error:
         return printable(f"{who} {out_of_memory}")
     code = exit_code
@@ -79,10 +85,11 @@ def reason_of_failure(
 
 def cause_of(failure: str) -> str:
     """Returns a failure's first line, or the last of a bare traceback, safe for a terminal."""
-    lines = [line for line in _written(failure.splitlines()) if line]
+    printed = [line for line in _printed(failure.splitlines()) if line]
+    lines = [without_marks(line) for line in printed]
     first = next((line for line in lines if not line.startswith(("where:", "try:"))), "")
-    if _TRACE.match(first):
-        first = _what_of_error(lines) or _raised_in(lines) or lines[-1]
+    if TRACE.match(first):
+        first = _what_of_error(lines) or _raised_in(printed) or lines[-1]
     return printable(first.strip().removeprefix("error:").strip()) or "no reason was left"
 
 
@@ -107,7 +114,7 @@ def innermost(raised: str) -> str:
     ]
     words = kind
     if at:
-        last_trace = max(_matching(_TRACE, lines), default=0)
+        last_trace = max(_matching(TRACE, lines), default=0)
         # The first after it: later lines may be of a message. Else the last one.
         line = next((number for number in at if number > last_trace), at[-1])
         words = _with_next(lines, line)
@@ -144,8 +151,25 @@ def fix_of_shared_memory(words: str) -> str:
 
 
 def said_in(lines: Iterable[str]) -> str:
-    written = _written(lines)
-    return printable(_error_in(written) or _raised_in(written))
+    printed = _printed(lines)
+    written = [without_marks(line) for line in printed]
+    return printable(_error_in(written) or _raised_in(printed))
+
+
+def failure_of_child(lines: Iterable[str], *, host: str) -> str:
+    """Returns which process of a command failed first, and why; then its traceback.
+
+    Empty: the output says nothing of a process that the command itself had started.
+    """
+    printed = _printed(lines)
+    failure = first_failure(printed)
+    if failure is None or not failure.who:
+        return ""
+    traceback = failure.traceback
+    if traceback is None:
+        return printable(f"{failure.who} on {host} {_end_words(failure)}")
+    words = printable(f"{failure.who} on {host}: {_words_of(traceback, printed)}")
+    return "\n".join([words, *traceback.lines]).rstrip()
 
 
 def without_events(lines: Iterable[str]) -> list[str]:
@@ -160,9 +184,9 @@ def shortened(failure: str, *, most: int) -> str:
     return head + failure[len(head) - most :]
 
 
-def _written(lines: Iterable[str]) -> list[str]:
-    """Returns a process's own lines, without the mark of its rank."""
-    return [RANK_MARK.sub("", line.rstrip()) for line in without_events(lines)]
+def _printed(lines: Iterable[str]) -> list[str]:
+    """Returns a process's own lines, without what a terminal or torch's log adds to them."""
+    return [plain_line(line) for line in without_events(lines)]
 
 
 def _error_in(lines: Sequence[str]) -> str:
@@ -193,34 +217,68 @@ def _matching(pattern: re.Pattern[str], lines: Sequence[str]) -> list[int]:
 
 
 def _raised_in(lines: Sequence[str]) -> str:
-    """Returns what the last traceback raised, even if the traceback's start is missing."""
-    begins = _matching(_TRACE, lines)
-    whole = lines
-    if begins:
-        lines = lines[begins[-1] + 1 :]
-    after = [_BAR.sub("", line) for line in lines]
+    """Returns what the process that failed first raised, even if its traceback's start is missing.
+
+    Before it: which rank or process that was, where others may have failed because of it.
+    """
+    failure = first_failure(lines)
+    if failure is None:
+        return _raised_in_end(lines)
+    if failure.traceback is None:
+        return f"{failure.who} {_end_words(failure)}"
+    words = _words_of(failure.traceback, lines)
+    if failure.who:
+        words = f"{failure.who}: {words}"
+    if child := failure.child:
+        words += f"; before it, {child.who}: {_words_of(child, lines)}"
+    return words
+
+
+def _end_words(failure: FirstFailure) -> str:
+    words = f"ended with {failure.ended}"
+    # What a signal ended had no last words.
+    if failure.before and failure.ended.startswith("exit code"):
+        words += f"; the line before: {failure.before}"
+    return words
+
+
+def _raised_in_end(lines: Sequence[str]) -> str:
+    """Returns what a traceback raised whose first line is not there."""
+    written = [without_marks(line) for line in lines]
     # After an indented line: libraries print further text after a traceback.
-    ends = [
-        at
-        for at, line in enumerate(after)
-        if _RAISED.match(line) and (begins or (at and after[at - 1].startswith("  ")))
-    ]
-    if begins and not ends:
-        ends = _matching(_MAYBE_RAISED, after)
+    ends = [at for at in _matching(RAISED, written) if at and written[at - 1].startswith("  ")]
     if not ends:
         return ""
-    # The first after a traceback's start: later lines may be printed by others.
-    at = ends[0] if begins else ends[-1]
-    raised = "\n".join(after[at:])
-    words = words_of_feed(raised) or innermost(raised) or _with_next(after, at)
-    return with_cause(words, lines=whole)
+    raised = "\n".join(written[ends[-1] :])
+    words = words_of_feed(raised) or innermost(raised) or _with_next(written, ends[-1])
+    return with_cause(words, lines=written)
+
+
+def _words_of(traceback: PrintedTraceback, lines: Sequence[str]) -> str:
+    """Returns what a traceback raised, in one line.
+
+    Args:
+        traceback: One of `lines`.
+        lines: All of the output: what ended a worker stands before.
+    """
+    raised = traceback.raised
+    words = words_of_feed(raised) or innermost(raised)
+    if not words:
+        words = _with_next(traceback.lines, traceback.at)
+        if in_group := traceback.in_group:
+            words += f": {'; '.join(in_group)}"
+        if traceback.is_of_starter and traceback.before:
+            words = f"{words.rstrip('.')}; the line before: {traceback.before}"
+    return with_cause(words, lines=[without_marks(line) for line in lines])
 
 
 def _with_next(lines: Sequence[str], at: int) -> str:
     # `Error(s) in loading state_dict for Net:` continues in the next lines.
     words = lines[at].strip()
-    for line in lines[at + 1 :]:
-        if not words.endswith(":") or not line.strip() or _ADVICE.match(line):
+    for number, line in enumerate(lines[at + 1 :]):
+        is_continued = _CONTINUED.match(line) and number < _MAX_CONTINUED
+        is_next = words.endswith(":") or is_continued
+        if not is_next or not line.strip() or _ADVICE.match(line) or len(words) > _MAX_WORDS:
             break
         words += f" {line.strip()}"
     advice = (line.strip() for line in lines[at + 1 : at + 1 + _ADVICE_LINES])

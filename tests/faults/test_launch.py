@@ -138,6 +138,12 @@ def test_a_normal_end_leaves_a_record_and_nothing_else(tmp_path):
         ("def step():\n    raise ValueError('broken at 7')\nstep()", 1, "ValueError: broken at 7"),
         ("import sys; print('the last words', file=sys.stderr); sys.exit(9)", 9, "the last words"),
         ("import os; os.kill(os.getpid(), 9)", 137, "signal 9"),
+        (
+            "import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'def step():\\n  "
+            "raise OSError(3)\\nstep()'], check=True)",
+            1,
+            "a child process on algo-1: OSError: 3",
+        ),
     ],
 )
 def test_a_failed_command_keeps_its_code_and_last_words(tmp_path, script, code, words):

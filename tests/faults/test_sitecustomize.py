@@ -25,8 +25,10 @@ def python(code, tmp_path, *, is_rank=True, path="", **environ):
     return ran([sys.executable, "-c", code], env=variables | environ, timeout=150)
 
 
-def test_an_uncaught_error_is_kept_and_still_shown(tmp_path):
-    ended = python("def f(): raise KeyError('ä')\nf()", tmp_path, RANK="3")
+# The second one as Lightning starts its children.
+@pytest.mark.parametrize("environ", [{"RANK": "3", "LOCAL_RANK": "1"}, {"LOCAL_RANK": "3"}])
+def test_an_uncaught_error_is_kept_and_still_shown(tmp_path, environ):
+    ended = python("def f(): raise KeyError('ä')\nf()", tmp_path, **environ)
     assert ended.returncode == 1
     assert "KeyError" in ended.stderr
     (path,) = tmp_path.iterdir()

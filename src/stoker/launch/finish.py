@@ -52,6 +52,7 @@ from stoker.launch.log_metrics import metrics_in_log
 from stoker.launch.spending import Spending
 from stoker.launch.topology import Topology, platform_name
 from stoker.logs import EventName, Log
+from stoker.printed_tracebacks import says_child_failed, says_peer_is_gone
 from stoker.records import (
     Event,
     GpuLoad,
@@ -74,12 +75,6 @@ FAILURE_CHARACTERS = 1024
 MAX_READ_BYTES = 4 << 20
 # Its text is shown in the pod's status.
 TERMINATION_LOG = Path("/dev/termination-log")
-# Errors of gloo, NCCL, torch's store and a pipe when a peer is gone.
-_PEER_IS_GONE = re.compile(
-    r"connection (was )?(closed|reset|refused|timed out)|broken pipe|socket closed|peer|"
-    r"DistBackendError|DistNetworkError|DistStoreError|ncclRemoteError|remote process exited",
-    re.IGNORECASE,
-)
 # SIGTERM to the remaining ranks, and SIGABRT of NCCL's watchdog.
 _ENDED_BY_OTHERS = (143, 134)
 _FILE = "failure-rank{rank}.json"
@@ -406,6 +401,12 @@ class RankFailure(msgspec.Struct, frozen=True, kw_only=True):
     def lines(self) -> list[str]:
         return self.traceback.splitlines()
 
+    @property
+    def is_of_another(self) -> bool:
+        """Whether it only says that a process failed: another rank, or one that it had started."""
+        raised = f"{self.type}: {self.message}"
+        return says_peer_is_gone(raised) or says_child_failed(raised)
+
     def text(self) -> str:
         raised = f"{self.type}: {self.message}"
         # A worker's error that kept its arguments has its text in a note.
@@ -441,10 +442,6 @@ class RankEnd:
         if self.failure is None:
             return self.exit_code in _ENDED_BY_OTHERS
         return says_peer_is_gone(f"{self.failure.type}: {self.failure.message}")
-
-
-def says_peer_is_gone(text: str) -> bool:
-    return bool(_PEER_IS_GONE.search(text))
 
 
 def first_cause(ends: Sequence[RankEnd]) -> RankEnd:

@@ -30,7 +30,8 @@ from stoker.logs import EventName, Log
 from stoker.records.secrets import HIDDEN
 from stoker.units import numbered, size
 
-STDERR_TAIL_BYTES = 64 << 10
+# Eight ranks of Lightning print 10 KB each, and the first is the cause of the others.
+STDERR_TAIL_BYTES = 512 << 10
 _CHUNK_BYTES = 1 << 16
 # Incomplete lines (a prompt, dots) are shown after this.
 _PARTIAL_LINE_SECONDS = 0.5

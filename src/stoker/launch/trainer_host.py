@@ -16,6 +16,7 @@ from stoker.errors import (
     PlatformError,
     UsageError,
 )
+from stoker.failure_reasons import failure_of_child
 from stoker.feed.rank_reports import why_refused, why_unfed, why_unhelped
 from stoker.feed.wire.protocol import MAX_GPU_LOADS_BYTES, MAX_GPUS, GpuReport
 from stoker.figures.feed_intervals import ProgressByRank
@@ -40,6 +41,7 @@ from stoker.launch.supervise import (
 from stoker.launch.topology import is_job_pod, platform_name
 from stoker.launch.train_command import TrainingRun, as_a_pod_ends, train
 from stoker.logs import EventName, now_utc
+from stoker.printed_tracebacks import says_peer_is_gone
 from stoker.records import Event
 from stoker.records.gpu import loads_as_json
 from stoker.records.platforms import info_of
@@ -328,7 +330,7 @@ def _follow_training(
 def _leave(run: HostRun, engine: EngineCommands, membership: Membership, ending: Ending) -> int:
     """Tells the leader how this host ended; returns its exit code."""
     failure = _failure_of(run, ending) if ending.exit_code else ""
-    if finish.says_peer_is_gone(failure) and not (ending.decided or ending.signals):
+    if says_peer_is_gone(failure) and not (ending.decided or ending.signals):
         ending = _await_verdict(run, membership, ending)
     # After a verdict an engine's failure is a consequence: its other end is gone.
     has_failed = bool(engine.failure) and membership.verdict is None
@@ -362,7 +364,7 @@ def _gpu_log(
 def _is_consequence(change: Change) -> bool:
     """Whether a host's failure only says that another host is gone."""
     has_left = change.what == "left" and not change.is_signalled
-    return has_left and finish.says_peer_is_gone(change.reason)
+    return has_left and says_peer_is_gone(change.reason)
 
 
 def _await_verdict(run: HostRun, membership: Membership, ending: Ending) -> Ending:
@@ -416,7 +418,7 @@ def _await_followers(
     has_failed = ending.exit_code != 0
     seconds = FOLLOWERS_CAUSE_SECONDS if has_failed else float("inf")
     is_consequence = (
-        has_failed and not ending.decided and finish.says_peer_is_gone(_failure_of(run, ending))
+        has_failed and not ending.decided and says_peer_is_gone(_failure_of(run, ending))
     )
     if is_consequence:
         seconds = run.settings.feed.lease_seconds + NEWS_SECONDS
@@ -448,7 +450,7 @@ def _judge(run: HostRun, ending: Ending, causes: Sequence[Change]) -> tuple[RunO
     if ending.signals:
         return RunOutcome(status="stopped", exit_code=ending.exit_code), ending.exit_code
     failure_here = _failure_of(run, ending) if ending.exit_code else ""
-    is_consequence = not failure_here or finish.says_peer_is_gone(failure_here)
+    is_consequence = not failure_here or says_peer_is_gone(failure_here)
     is_consequence = is_consequence or bool(ending.decided)
     if run.settings.strategy.name == "mpi" and not finish.read_failures(run.output):
         # mpirun's message about a rank elsewhere, whose host has the rank's own.
@@ -494,8 +496,14 @@ def _failure_of(run: HostRun, ending: Ending) -> str:
     written = finish.read_failures(run.output)
     if cause is not None:
         written = [failure for failure in written if failure.rank == cause]
+    causes = [failure for failure in written if not failure.is_of_another]
+    if written and not causes:
+        # The script started ranks itself, or something else that failed.
+        lines = ending.stderr.splitlines()
+        if child := failure_of_child(lines, host=run.topology.host):
+            return head + child
     if written:
-        return head + written[0].text()
+        return head + (causes or written)[0].text()
     who = "the training command" if cause is None else f"rank {cause}"
     return head + finish.words_of_end(
         f"{who} on {run.topology.host}", exit_code=ending.exit_code, stderr=ending.stderr

@@ -14,10 +14,10 @@ from contextlib import contextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from stoker.failure_reasons import RANK_MARK
 from stoker.figures.step_progress import StepProgress, progress_in
 from stoker.logs import EventName, LogEvent, parted, shown
 from stoker.platforms.base import LogLine
+from stoker.printed_tracebacks import without_marks
 from stoker.terminal import (
     INDENT,
     is_interactive,
@@ -248,7 +248,7 @@ class Follow:
         elif event:
             self._run = event.run
         # A bar that is erased leaves blanks; a rank's mark may stand before an event.
-        has_words = bool(RANK_MARK.sub("", written).strip())
+        has_words = bool(without_marks(written).strip())
         if self._echo and (has_words or not (event or "\r" in line.text)):
             self._show(f"{line.group}/{line.host} {written}")
         if event is None:

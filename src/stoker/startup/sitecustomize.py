@@ -52,6 +52,11 @@ def _grandparent() -> str:
         return ""
 
 
+def _rank() -> int:
+    # Lightning's children, which it starts itself, have no RANK.
+    return int(os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or 0)
+
+
 def _cut(text: str) -> str:
     half = _MAX_CHARACTERS // 2
     if len(text) <= 2 * half:
@@ -78,7 +83,7 @@ def _keep_failures() -> None:
     if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":
         # A failure of an earlier attempt is not the cause of this one's end.
         with contextlib.suppress(OSError):
-            os.remove(os.path.join(output, f"failure-rank{int(os.environ.get('RANK') or 0)}.json"))
+            os.remove(os.path.join(output, f"failure-rank{_rank()}.json"))
     previous = sys.excepthook
 
     def write(
@@ -87,7 +92,7 @@ def _keep_failures() -> None:
         import json
         import traceback
 
-        rank = int(os.environ.get("RANK") or 0)
+        rank = _rank()
         failure = {
             "rank": rank,
             "host": os.environ.get("STOKER_HOST", ""),
@@ -267,7 +272,7 @@ def _tell_without_stoker(err: ImportError, *, steps: int) -> None:
     }
     files = {f"loading-{os.getpid()}.json": {"optimizer_steps": steps, "has_optimizer": steps > 0}}
     if steps == 1:
-        rank = int(os.environ.get("RANK") or 0)
+        rank = _rank()
         files[f"unfed-rank{rank}.json"] = {"rank": rank}
     for name, facts in files.items():
         path = os.path.join(folder, name)
