@@ -24,7 +24,8 @@ import torch
 from torch.utils.data import Dataset
 
 from stoker.feed.workers.crashes import LossRules, LossSearch, WorkerDeath
-from stoker.feed.workers.pipe import MakeAlone
+from stoker.feed.workers.pipe import MakeAgain, MakeAlone
+from stoker.feed.workers.progress import SamplePlace
 from support.loss_pools import job, made, pool_of
 
 MARKED, SIZE = 13, 30
@@ -406,6 +407,36 @@ def test_where_no_sample_of_a_batch_is_to_blame_its_error_says_so():
     assert halves == [(0, 2, 0.5), (0, 3, 0.5), (0, 4, 0.5)]
     expected = "no sample ends its process alone, its batch does: ended with exit code 4"
     assert search.verdict == expected
+
+
+def test_of_what_writes_nonsense_the_sample_is_found_though_it_is_read_behind_later_ones():
+    search = LossSearch(job(0, range(4)), LossRules(on_error="skip"))
+
+    def death(place):
+        at = SamplePlace(place, attempt=0, begun_at=0.0)
+        return WorkerDeath(at=at, words="sent a malformed message", is_nonsense=True)
+
+    order = search.died(job(0, range(4)), death(2))
+    halves = []
+    while not isinstance(order.again, MakeAgain):
+        tried = order.again.last if isinstance(order.again, MakeAlone) else 4
+        halves.append(tried)
+        # Sample 1 writes it, and its process is at the last one of the order as it is read.
+        order = search.died(order, death(tried - 1)) if tried > 1 else search.survived(order)
+    assert halves == [4, 2, 1, 2]
+    assert [sample.place for sample in order.again.lost] == [1]
+
+
+@pytest.mark.parametrize("kind", [Spoiling, SpoilingMany])
+def test_nonsense_of_samples_in_a_row_gives_no_worker_up_however_late_it_is_read(kind):
+    marked = (12, 13, 19)
+    with pool_of(kind(marked=marked), num_workers=1) as pool:
+        expected = made(pool, jobs())
+    dataset = kind(write_to_sockets, marked=marked, is_raising=False)
+    with pool_of(dataset, num_workers=1) as pool:
+        results = made(pool, jobs(), at_turn=lambda: time.sleep(0.2))
+    assert batches_of(results) == batches_of(expected)
+    assert [index for _, index, _, _ in bad_of(results)] == ["12", "13", "19"]
 
 
 def test_a_batch_whose_workers_others_kill_is_not_searched():

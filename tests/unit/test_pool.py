@@ -12,7 +12,7 @@ import pytest
 
 from stoker.feed.wire.protocol import Make, Stream
 from stoker.feed.workers.jobs import WorkerJob
-from stoker.feed.workers.pipe import Error, Pipe, Up, pack, to_worker
+from stoker.feed.workers.pipe import Error, PartMade, Pipe, Slot, Up, pack, to_worker
 from stoker.feed.workers.pool import FIRST_OVERDUE_SECONDS, WorkerPool, WorkerRole
 from stoker.feed.workers.worker_handle import DEPTH
 
@@ -41,6 +41,10 @@ class Child:
 
     def answer(self):
         self.channel.send(pack(Error(b"", "made")))
+
+    def write(self, data):
+        """Writes into its end of the channel, as a sample may that writes to any descriptor."""
+        os.write(self.channel.fileno(), data)
 
 
 class Children(list):
@@ -113,6 +117,35 @@ def test_a_dead_worker_of_a_shard_is_not_started_again_and_its_jobs_are_lost(poo
     assert "data worker 1 ended with signal 9 (SIGKILL)" in results[0].summary
     assert numbers_of(pool.assign(job(9, shard=1))) == [9]
     assert len(children) == 2
+
+
+def test_answers_that_came_whole_before_nonsense_count_though_they_are_read_with_it(pool, children):
+    (child,) = children
+    pool.assign(job(0))
+    pool.assign(job(1))
+    assert child.numbers(2) == [0, 1]
+    child.answer()
+    child.write(b"\xff" * 100)
+    child.answer()
+    assert numbers_of(results_of(pool)) == [0]
+    assert child.exitcode is not None
+    assert "malformed message" in pool.last_death
+    # The job in which it was written is given to the next one, and is not lost.
+    _, after = children
+    assert results_of(pool) == []
+    assert after.numbers(1) == [1]
+    after.answer()
+    assert numbers_of(results_of(pool)) == [1]
+
+
+@pytest.mark.parametrize("message", [Slot(0, 100), PartMade(1, b"", 100, 0.0, 0.0, 0.0)])
+def test_a_message_without_the_descriptor_of_its_memory_is_nonsense(message, pool, children):
+    pool.assign(job(0))
+    children[0].channel.send(pack(message))
+    assert results_of(pool) == []
+    assert "malformed message" in pool.last_death
+    results_of(pool)
+    assert children[1].numbers(1) == [0]
 
 
 def test_a_shard_that_is_pinned_anew_begins_with_a_new_worker_and_an_old_start_is_refused(

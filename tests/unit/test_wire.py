@@ -388,7 +388,12 @@ def test_mutated_trees_fit_the_payload_or_are_refused(tree, num_bytes):
         codec.decode(tree, payload, allow_pickle=False)
 
 
-HEADS = st.builds(struct.Struct("<IB").pack, st.integers(0, (1 << 32) - 1), st.integers(0, 255))
+HEADS = st.builds(
+    struct.Struct("<8sIB").pack,
+    st.just(b"\xf5stoker\xff"),
+    st.integers(0, (1 << 32) - 1),
+    st.integers(0, 255),
+)
 
 
 @given(st.binary(max_size=100) | st.builds(bytes.__add__, HEADS, st.binary(max_size=50)))

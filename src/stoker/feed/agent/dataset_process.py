@@ -140,6 +140,7 @@ class DatasetProcess:
         self.up: Up | None = None
         self.loaded: Loaded | None = None
         self.ended: DatasetEnded | None = None
+        self.nonsense = ""
         self._workers: dict[int, tuple[WorkerProcess, int]] = {}
         self._next = 0
 
@@ -160,25 +161,35 @@ class DatasetProcess:
 
     def handle(self) -> None:
         self.channel.flush()
-        for data, descriptors in self.channel.receive():
-            for descriptor in descriptors:
-                os.close(descriptor)
-            match from_dataset_process.decode(data):
-                case Up() as up:
-                    self.up = up
-                case Loaded() as loaded:
-                    self.loaded = loaded
-                case DatasetEnded() as ended:
-                    self.ended = ended
-                case Exited(token, status):
-                    process, descriptor = self._workers.pop(token)
-                    process.exitcode = status
-                    if descriptor >= 0:
-                        os.close(descriptor)
+        try:
+            for data, descriptors in self.channel.receive():
+                for descriptor in descriptors:
+                    os.close(descriptor)
+                self._take(data)
+        # What it unpickles may write to any descriptor.
+        except (ProtocolError, msgspec.DecodeError) as err:
+            self.nonsense = str(err)
+            self.channel.is_closed = True
+
+    def _take(self, data: bytes) -> None:
+        match from_dataset_process.decode(data):
+            case Up() as up:
+                self.up = up
+            case Loaded() as loaded:
+                self.loaded = loaded
+            case DatasetEnded() as ended:
+                self.ended = ended
+            case Exited(token, status):
+                process, descriptor = self._workers.pop(token)
+                process.exitcode = status
+                if descriptor >= 0:
+                    os.close(descriptor)
 
     def death(self) -> tuple[str, str]:
         """Returns how it died, in words, and what to do; empty: as where memory is short."""
         ended = self.ended
+        if self.nonsense:
+            return f"the dataset process sent a malformed message: {self.nonsense}", ""
         if ended is None:
             return "the dataset process died, perhaps out of memory", ""
         doing = f" as {ended.doing}" if ended.doing else ""

@@ -241,7 +241,7 @@ def _close(*descriptors: int) -> None:
 
 def _serve_next_dataset(sock: socket.socket, *, returns: socket.socket) -> None:
     with contextlib.closing(Pipe(sock, blocking=True)) as orders:
-        given = orders.receive()
+        given = list(orders.receive())
     for data, (memory, theirs) in given:
         _serve_dataset(data, memory, theirs, returns=returns)
 

@@ -85,6 +85,8 @@ class WorkerDeath:
         words: How it ended, for use after "its process".
         status: Its exit code; negative: by that signal.
         is_hanging: It was killed, as `at` took too long.
+        is_nonsense: It was killed for bytes that are no message: it may be behind the sample that
+            wrote them.
         failed: Bad samples of the batch that it was making.
         changed: What they had left in its process, as which it ended.
         seconds: For which it had worked on its job.
@@ -94,6 +96,7 @@ class WorkerDeath:
     words: str
     status: int | None = None
     is_hanging: bool = False
+    is_nonsense: bool = False
     failed: tuple[LostSample, ...] = ()
     changed: pipe.LeftChanged | None = None
     seconds: float = 0.0
@@ -106,7 +109,7 @@ class WorkerDeath:
     @property
     def is_samples(self) -> bool:
         """Whether a sample may be to blame."""
-        return self.at is not None or self.is_unfit
+        return self.at is not None or self.is_unfit or self.is_nonsense
 
     @property
     def is_on_purpose(self) -> bool:
@@ -153,7 +156,7 @@ class LossSearch:
             job: For this batch, or a part of it, that the worker had begun.
             death: Of the worker.
         """
-        at = death.at
+        at = None if self._is_late(death) else death.at
         self._wait_seconds = min(max(self._wait_seconds, death.seconds), _MAX_WAIT_SECONDS)
         self._is_doubtful = self._is_doubtful or death.is_from_outside
         if death.changed is not None:
@@ -183,6 +186,13 @@ class LossSearch:
         if self._num_alone < self._num_needed(death):
             return self._alone(at)
         return self._found(at, death)
+
+    def _is_late(self, death: WorkerDeath) -> bool:
+        """Returns whether its process may have gone on behind the sample that is searched for.
+
+        Where the order of samples is not known, it is taken to have been at that one.
+        """
+        return death.is_nonsense and plain_index(self._job.order) is not None
 
     def survived(self, job: WorkerJob) -> WorkerJob | None:
         """Returns what has to be made next, as a worker survived a sample, or all one by one."""

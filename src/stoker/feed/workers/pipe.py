@@ -1,7 +1,8 @@
 """Messages between a worker and its pool, with file descriptors.
 
-A message is a head (length, number of descriptors) and its bytes. The event loop's side never
-blocks; the worker's side does. The payload of a batch is in shared memory (`slots`).
+A message is a head (a mark, length, number of descriptors) and its bytes. The event loop's side
+never blocks; the worker's side does. The payload of a batch is in shared memory (`slots`). A sample
+may write into its worker's channel: what came whole before that is read, and nothing behind it.
 """
 
 import array
@@ -26,8 +27,10 @@ MAX_MESSAGE_BYTES = 256 << 20
 # Of the parts of a batch. Two more of them may be of a worker that began it alone, and of what that
 # one did not make of its part. Else two are sent at most, memory of a spec and a channel.
 MAX_DESCRIPTORS = MAX_STRETCHES + 2
-# Length of the message, then the number of its descriptors.
-_HEAD = struct.Struct("<IB")
+# Its mark, length of the message, then the number of its descriptors. Without the mark most of what
+# a sample writes would be the length of a message that never comes.
+_MARK = b"\xf5stoker\xff"
+_HEAD = struct.Struct(f"<{len(_MARK)}sIB")
 # Nearly every message comes in one read.
 _READ_BYTES = 1 << 16
 # For one message: a read never returns the descriptors of two (unix(7)).
@@ -331,7 +334,7 @@ class Pipe:
         """
         if len(data) > MAX_MESSAGE_BYTES:
             raise ProtocolError(f"message of {len(data)} bytes, more than {MAX_MESSAGE_BYTES}")
-        head = _HEAD.pack(len(data), len(descriptors))
+        head = _HEAD.pack(_MARK, len(data), len(descriptors))
         self._outgoing.append((memoryview(head + data), tuple(descriptors)))
         self.flush()
 
@@ -360,18 +363,23 @@ class Pipe:
                 # The descriptors were sent with the first byte.
                 self._outgoing[0] = (view[sent:], ())
 
-    def receive(self) -> list[Received]:
-        """Returns the messages that are there; the caller then owns the descriptors of each.
+    def receive(self) -> Iterator[Received]:
+        """Yields the messages that are there; the caller then owns the descriptors of each.
 
-        A blocking channel waits for at least one, and returns none when it is closed.
+        A blocking channel waits for at least one, and yields none when it is closed.
+
+        Raises:
+            ProtocolError: If other bytes come behind them: the channel is closed then.
         """
-        # An earlier read may have brought more than one message.
-        messages = list(self._parse())
-        while not self.is_closed and not (self._blocking and messages):
-            if not self._read():
-                break
-            messages.extend(self._parse())
-        return messages
+        is_empty = True
+        while True:
+            # First: an earlier read may have brought more than one message.
+            for message in self._parse():
+                is_empty = False
+                yield message
+            has_enough = self._blocking and not is_empty
+            if self.is_closed or has_enough or not self._read():
+                return
 
     def close(self) -> None:
         self.is_closed = True
@@ -408,15 +416,25 @@ class Pipe:
         return bool(data)
 
     def _parse(self) -> Iterator[Received]:
-        while len(self._incoming) >= _HEAD.size:
-            length, count = _HEAD.unpack_from(self._incoming)
-            # Nobody sends that: the stream is out of step, and no later head can be found.
+        while self._incoming:
+            # Also of a part of it: the rest may never come.
+            is_marked = self._incoming.startswith(_MARK[: len(self._incoming)])
+            if not is_marked:
+                raise self._out_of_step("bytes that are no message")
+            if len(self._incoming) < _HEAD.size:
+                return
+            _, length, count = _HEAD.unpack_from(self._incoming)
             if length > MAX_MESSAGE_BYTES or count > MAX_DESCRIPTORS:
-                self.is_closed = True
-                raise ProtocolError(f"message of {length} bytes, more than {MAX_MESSAGE_BYTES}")
+                raise self._out_of_step(f"{length} bytes, more than {MAX_MESSAGE_BYTES}")
             end = _HEAD.size + length
             if len(self._incoming) < end or len(self._descriptors) < count:
                 return
             data = bytes(self._incoming[_HEAD.size : end])
             del self._incoming[:end]
             yield data, tuple(self._descriptors.popleft() for _ in range(count))
+
+    def _out_of_step(self, what: str) -> ProtocolError:
+        """Closes the channel, as no later head can be found, and returns the error."""
+        self.is_closed = True
+        self._incoming.clear()
+        return ProtocolError(what)

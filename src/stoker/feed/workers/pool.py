@@ -879,6 +879,7 @@ class WorkerPool:
             # What a process sends is its own doing.
             status=None if nonsense else worker.process.exitcode,
             is_hanging=worker.hung_at is not None,
+            is_nonsense=bool(nonsense),
             failed=tuple(worker.failed),
             changed=worker.changed,
             seconds=max(0.0, self._clock() - worker.begun_at),

@@ -202,7 +202,7 @@ def become_worker() -> None:
 
 
 def serve(channel: Pipe, slots: Slots, source: "Source") -> None:
-    while messages := channel.receive():
+    while messages := list(channel.receive()):
         for data, descriptors in messages:
             message = to_worker.decode(data)
             if isinstance(message, Reuse):

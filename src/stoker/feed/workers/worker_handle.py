@@ -4,7 +4,7 @@ import math
 import mmap
 import os
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -107,7 +107,11 @@ class WorkerHandle:
         """What it makes, or made when it died; None: no sample, or that is not known."""
         if self.hung_at is not None:
             return self.hung_at
-        return self.progress.read() if self.progress is not None and self.jobs else None
+        if self.progress is None or not self.jobs:
+            return None
+        at = self.progress.read()
+        # Read behind it: of a later order it would be another batch's.
+        return at if self.progress.num_begun == self.num_answered + 1 else None
 
     def sample_in_work(self, now: float) -> SampleInWork | None:
         """Returns the sample that it makes at `now`, by the clock that its process reads."""
@@ -161,6 +165,7 @@ class WorkerHandle:
         return_slot: "Callable[[WorkerHandle, int], None]",
     ) -> Result | None:
         """Handles a message and closes its descriptors; returns the first job's result, if any."""
+        left = list(descriptors)
         try:
             message = pipe.from_worker.decode(data)
             match message:
@@ -168,7 +173,7 @@ class WorkerHandle:
                     self._take_up(up, descriptors, now=now)
                 case pipe.Slot(slot, nbytes):
                     # mmap keeps a duplicate of the descriptor.
-                    self.slots[slot] = mmap.mmap(descriptors[0], nbytes)
+                    self.slots[slot] = mmap.mmap(_first(left), nbytes)
                 case pipe.SlotClosed(slot):
                     # Views of a batch that lies in it keep the memory.
                     self.slots.pop(slot, None)
@@ -177,11 +182,11 @@ class WorkerHandle:
                 case pipe.Batch() as batch:
                     return self._batch(batch, return_slot)
                 case pipe.PartMade() | pipe.Unsplittable() | pipe.AloneMade():
-                    return self._part(message, descriptors)
+                    return self._part(message, left)
                 case pipe.Error() | pipe.End():
                     return self._end(message)
         finally:
-            for descriptor in descriptors:
+            for descriptor in left:
                 os.close(descriptor)
         return None
 
@@ -225,8 +230,10 @@ class WorkerHandle:
     def _part(
         self,
         message: pipe.PartMade | pipe.Unsplittable | pipe.AloneMade,
-        descriptors: tuple[int, ...],
+        descriptors: list[int],
     ) -> Result:
+        has_memory = isinstance(message, pipe.PartMade) and message.nbytes > 0
+        kept = _first(descriptors) if has_memory else -1
         result = self._finish()
         if isinstance(message, pipe.AloneMade):
             result.is_alone = True
@@ -235,9 +242,10 @@ class WorkerHandle:
             result.is_unsplittable = True
             return result
         self.deaths_in_a_row = 0
-        # The caller closes the descriptor that came.
-        kept = os.dup(descriptors[0]) if message.nbytes else -1
         result.part = FinishedPart(message, kept)
+        if has_memory:
+            # The part's from now on.
+            descriptors.remove(kept)
         return result
 
     def _end(self, message: pipe.Error | pipe.End) -> Result:
@@ -261,3 +269,10 @@ class WorkerHandle:
             raise ProtocolError("unexpected result from a worker")
         self.num_answered += 1
         return Result(self.jobs.popleft(), self.number)
+
+
+def _first(descriptors: Sequence[int]) -> int:
+    """Returns the descriptor that comes with a message; raises ProtocolError if there is none."""
+    if not descriptors:
+        raise ProtocolError("a message without the descriptor of its memory")
+    return descriptors[0]
