@@ -110,9 +110,22 @@ def test_a_data_group_that_is_paid_for_nothing_is_told(batches, idle_share, word
         batches=batches,
         all_batches=1240,
     )
-    record = judged(training=trained(spending=(group,)))
+    training = trained(spending=(group,))
+    measured = replace(training.measured, wait_seconds=0.05 * training.measured.step_seconds)
+    record = judged(training=replace(training, measured=measured))
     assert kinds(record) == (("data_group_idle",) if words else ())
     assert not words or record.warnings[0].startswith(words)
+
+
+def test_fewer_hosts_are_no_advice_where_steps_wait_for_data():
+    group = GroupSpending(group="data", idle_share=0.94, batches=20, all_batches=40)
+    training = trained(spending=(group,))
+    measured = replace(training.measured, wait_seconds=0.98 * training.measured.step_seconds)
+    record = judged(training=replace(training, measured=measured))
+    assert record.warnings[0] == (
+        "the data group was idle 94% of its time, though steps waited for data: its start was most "
+        "of the run, or it was late"
+    )
 
 
 @pytest.mark.parametrize(

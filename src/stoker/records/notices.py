@@ -24,6 +24,8 @@ KINDS: tuple[NoticeKind, ...] = get_args(NoticeKind)
 STALE_DAYS = 90
 # As StokerDataGroupIdle of configs/kubernetes/alerts.yaml.
 IDLE_SHARE = 0.8
+# Of a step: one that waits longer would wait longer still with fewer data hosts.
+_MAX_WAIT_SHARE = 0.2
 
 
 def notices_of(
@@ -43,7 +45,7 @@ def notices_of(
     """
     texts: dict[NoticeKind, list[str]] = {
         "prediction_outside": _outside(performance),
-        "data_group_idle": [*_idle(training.spending)],
+        "data_group_idle": [*_idle(training)],
         "decision_changed": _changed(decision),
         "prices_stale": _stale(decision),
         "profile_old": _old(profile, today),
@@ -72,12 +74,14 @@ def _outside(performance: Performance | None) -> list[str]:
     ]
 
 
-def _idle(spending: Sequence[GroupSpending]) -> Iterator[str]:
-    for group in spending:
+def _idle(training: Training) -> Iterator[str]:
+    measured = training.measured
+    has_waited = measured is not None and measured.wait_share > _MAX_WAIT_SHARE
+    for group in training.spending:
         if group.is_of_no_use:
             yield group.made_words
         elif _is_idle(group):
-            yield _idle_words(group)
+            yield _idle_words(group, has_waited=has_waited)
 
 
 def _is_idle(group: GroupSpending) -> bool:
@@ -86,11 +90,21 @@ def _is_idle(group: GroupSpending) -> bool:
     return is_data and group.idle_share is not None and group.idle_share > IDLE_SHARE
 
 
-def _idle_words(group: GroupSpending) -> str:
+def _idle_words(group: GroupSpending, *, has_waited: bool) -> str:
+    """Returns what is said of an idle data group.
+
+    Args:
+        group: Its spending.
+        has_waited: Whether steps waited for data all the same.
+    """
     name = "data group" if group.group == "data" else f"data group {group.group}"
     words = f"the {name} was idle {percentage(group.idle_share or 0.0)} of its time"
     if group.idle_usd is not None and group.usd is not None:
         words += f", {usd(group.idle_usd)} of {usd(group.usd)}"
+    if has_waited:
+        return (
+            f"{words}, though steps waited for data: its start was most of the run, or it was late"
+        )
     return f"{words}: fewer data hosts would do"
 
 

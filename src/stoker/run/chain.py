@@ -284,9 +284,11 @@ def steps(chain: Chain) -> tuple[int, Evaluation | None]:
         ),
         evaluation_words,
     )
-    if decision.is_noisy or training.busy:
+    # On a busy machine train and evaluate have said that the figures do not count.
+    if decision.is_noisy and not training.busy:
         chain.say_line("  busy", BUSY)
-    elif words := local_core_words(decision):
+    is_quiet = not (decision.is_noisy or training.busy)
+    if is_quiet and (words := local_core_words(decision)):
         chain.say_line("  local", words)
     return outcome_of(training, evaluation.gates).exit_code, evaluation
 
