@@ -181,6 +181,40 @@ class DrawnGenerators:
         return {generator.path for generator, mark in marks if not _is_same(generator.mark(), mark)}
 
 
+class IdleGenerators:
+    """Generators of modules that samples have not drawn from: they keep the states they have."""
+
+    def __init__(self, held: HeldGenerators) -> None:
+        self._held = held
+        self._known: list[FoundGenerator] = []
+        self._functions: list[random_states.StateFunctions] = []
+        self._states: list[object] = []
+
+    def states(self) -> list[tuple[Callable[[object], object], object]]:
+        """Returns, for each of them, the function that writes its state, and its state now."""
+        self._take()
+        return [(of_one.write, of_one.read()) for of_one in self._functions]
+
+    def begin(self) -> None:
+        """Called before a batch is made, or made again."""
+        self._take()
+        self._states = [of_one.read() for of_one in self._functions]
+
+    def have_moved(self) -> bool:
+        """Returns whether the batch has drawn from one that was not seeded; from now on it is."""
+        states = zip(self._known, self._functions, self._states, strict=True)
+        moved = [one for one, of_one, state in states if not _is_same(of_one.read(), state)]
+        if moved:
+            self._held.draw_from(moved)
+        return bool(moved)
+
+    def _take(self) -> None:
+        if self._known is not self._held.idle:
+            self._known = self._held.idle
+            values = [generator.value for generator in self._known]
+            self._functions = list(map(random_states.state_functions, values))
+
+
 def _held_generator(found: FoundGenerator) -> _SeededGenerator:
     path, value, kind, name = found
 
@@ -203,6 +237,8 @@ def _nothing() -> None:
 def _is_same(state: object, other: object) -> bool:
     if isinstance(state, np.ndarray) and isinstance(other, np.ndarray):
         return np.array_equal(state, other)
+    if isinstance(state, torch.Tensor) and isinstance(other, torch.Tensor):
+        return torch.equal(state, other)
     if isinstance(state, dict) and isinstance(other, dict):
         return all(_is_same(value, other.get(key)) for key, value in state.items())
     return bool(state == other)

@@ -7,6 +7,10 @@ class attributes, results that a function keeps (`lru_cache`), and globals that 
 user's modules name. A generator is named by its path (`dataset.transform.rng`), which is the same
 in every process.
 
+What nothing leads to from these objects is looked for in all loaded modules (module_generators).
+Such a generator is idle, and keeps its state, until a sample has drawn from it: libraries have some
+for other ends.
+
 One that is made at its first use is noticed without a walk: a dictionary has grown, or a None in it
 was replaced (40 ns each). One that samples replace, each by another one, is followed: read again
 where it is kept, each time that it is seeded.
@@ -15,6 +19,7 @@ where it is kept, each time that it is seeded.
 import functools
 import hashlib
 import random
+import sys
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextvars import ContextVar
@@ -33,6 +38,7 @@ from typing import Literal, NamedTuple, cast
 import numpy as np
 import torch
 
+from stoker.feed.module_generators import ModulePlace, global_generators, module_generators
 from stoker.feed.reachable import (
     CachingFunction,
     attributes_of,
@@ -44,6 +50,7 @@ from stoker.feed.reachable import (
     in_context,
     is_users,
     is_users_name,
+    names_around_imports,
     read_slot,
     slots_of,
 )
@@ -56,6 +63,8 @@ _PCG = (np.random.PCG64, np.random.PCG64DXSM)
 MAX_OBJECTS = 10_000
 # And then as many more, but for the items of long containers: a transform behind all samples.
 _MAX_OTHERS = 10_000
+# Behind a global with the name of a generator.
+_MAX_IN_GLOBAL = 64
 # To be seeded for each batch: 2 to 25 us each.
 MAX_GENERATORS = 256
 # A longer container holds samples, unless its first items are objects.
@@ -111,13 +120,6 @@ def is_out_of_reach(value: object) -> bool:
     if issubclass(type(value), torch.Generator):
         return cast("torch.Generator", value).device.type != "cpu"
     return issubclass(type(value), random.SystemRandom)
-
-
-def global_generators() -> list[object]:
-    """Returns the objects behind `random`, `numpy.random` and torch's default CPU generator."""
-    generators: list[object] = [torch.default_generator, getattr(random, "_inst", None)]
-    of_numpy = getattr(np.random.mtrand, "_rand", None)
-    return [*generators, of_numpy, getattr(of_numpy, "_bit_generator", None)]
 
 
 def _seed_torch(generator: torch.Generator, seed: bytes) -> None:
@@ -258,11 +260,24 @@ class _WatchedGenerator:
 
 
 class HeldGenerators:
-    """The generators that can be reached from `roots`, by the names that paths begin with."""
+    """The generators that can be reached from `roots`, by the names that paths begin with.
 
-    def __init__(self, roots: Mapping[str, object]) -> None:
+    Args:
+        with_modules: Also those of loaded modules that nothing in `roots` leads to.
+
+    Attributes:
+        found: To be seeded.
+        idle: Those of modules that no sample has drawn from.
+    """
+
+    def __init__(self, roots: Mapping[str, object], *, with_modules: bool = False) -> None:
         self._roots = roots
         self.found: list[FoundGenerator] = []
+        self.idle: list[FoundGenerator] = []
+        # Paths of those of modules that samples have drawn from.
+        self._drawn_globals: set[str] = set()
+        self._modules = module_generators() if with_modules else None
+        self._modules_version = 0
         # Path to class of generators that cannot be seeded.
         self.out_of_reach: dict[str, str] = {}
         self._changes: dict[int, tuple[Dictionary, int]] = {}
@@ -291,7 +306,16 @@ class HeldGenerators:
 
     def has_changed(self) -> bool:
         """Returns whether there may be others now; 0.5 us for a dataset with ten attributes."""
+        if self._modules is not None and self._modules.version() != self._modules_version:
+            return True
         return self._watched.has_changed()
+
+    def draw_from(self, idle: Collection[FoundGenerator]) -> None:
+        """Has idle ones seeded from now on."""
+        paths = {generator.path for generator in idle}
+        self._drawn_globals |= paths
+        self.found = [*self.found, *idle]
+        self.idle = [generator for generator in self.idle if generator.path not in paths]
 
     def look(self) -> bool:
         """Searches again, without dictionaries that are caches; returns whether one is new."""
@@ -300,18 +324,21 @@ class HeldGenerators:
             # Kept with its count, so that its address is not used again.
             self._changes[id(grown)] = (grown, count + 1)
         caches = {key for key, (_, count) in self._changes.items() if count >= _MAX_CHANGES}
-        before = {generator.path: generator.value for generator in self.found}
+        before = {generator.path: generator.value for generator in (*self.found, *self.idle)}
         ids_before = set(map(id, before.values()))
         walk = self._walked(caches)
         new = {generator.path for generator in walk.found if id(generator.value) not in ids_before}
         replaced = new & before.keys()
+        self._drawn_globals |= replaced & walk.of_modules
         if replaced & self._replaced:
             # Again, though the samples were the same: so they do it each time.
             for path in replaced & self._replaced & walk.places.keys():
                 self.followed[path] = walk.places[path]
             walk = self._walked(caches)
         self._replaced |= replaced
-        self.found = walk.found
+        idle = walk.of_modules - self._drawn_globals
+        self.found = [generator for generator in walk.found if generator.path not in idle]
+        self.idle = [generator for generator in walk.found if generator.path in idle]
         self._watched = walk.watched
         self.out_of_reach = walk.out_of_reach
         if new:
@@ -319,8 +346,12 @@ class HeldGenerators:
         return bool(new)
 
     def _walked(self, caches: set[int]) -> "_Walk":
+        places: list[ModulePlace] = []
+        if self._modules is not None:
+            self._modules_version = self._modules.version()
+            places = self._modules.places()
         walk = _Walk(caches, self.followed)
-        walk.through(self._roots)
+        walk.through(self._roots, places)
         return walk
 
     def seed(self, digest: bytes) -> None:
@@ -354,18 +385,42 @@ class _Walk:
         self._waiting: deque[tuple[str, object, bool]] = deque()
         self._is_one_of_many = False
         self.found: list[FoundGenerator] = []
+        # Paths of those that only a module leads to.
+        self.of_modules: set[str] = set()
         self.out_of_reach: dict[str, str] = {}
         self.watched = _WatchedGenerator()
+        # What functions import as they run, as in `__getitem__`: module, and a name there.
+        self._imported: list[tuple[ModuleType, str]] = []
 
-    def through(self, roots: Mapping[str, object]) -> None:
+    def through(self, roots: Mapping[str, object], places: Sequence[ModulePlace]) -> None:
         for name, value in roots.items():
             self._push(name, value)
         self._visit_next(MAX_OBJECTS)
         self._waiting = deque(waiting for waiting in self._waiting if not waiting[2])
         self._visit_next(_MAX_OTHERS)
+        self._visit_imported()
+        self._visit_modules(places)
         # A bit generator that a found generator draws from is the same one.
         inner = {id(_bits_of(generator.value)) for generator in self.found}
         self.found = [generator for generator in self.found if id(generator.value) not in inner]
+
+    def _visit_imported(self) -> None:
+        """Visits what is imported in functions, last: which modules are there depends on when."""
+        while self._imported:
+            module, name = self._imported.pop(0)
+            self._global(vars(module), (name,))
+            self._visit_next(_MAX_OTHERS)
+
+    def _visit_modules(self, places: Sequence[ModulePlace]) -> None:
+        held = {generator.path for generator in self.found}
+        # Of no interest where a library has it for other ends.
+        out_of_reach = dict(self.out_of_reach)
+        for place in places:
+            self._waiting.clear()
+            self._entry(place.path, place.members, place.name)
+            self._visit_next(_MAX_IN_GLOBAL)
+        self.out_of_reach = out_of_reach
+        self.of_modules = {generator.path for generator in self.found} - held
 
     def _visit_next(self, num_objects: int) -> None:
         for _ in range(num_objects):
@@ -509,6 +564,15 @@ class _Walk:
         if is_users_name(str(function.__globals__.get("__name__"))):
             for named in globals_read(function.__code__):
                 self._global(function.__globals__, named)
+            self._note_imported(function)
+
+    def _note_imported(self, function: FunctionType) -> None:
+        package = str(function.__globals__.get("__package__") or "")
+        names = names_around_imports(function.__code__)
+        for name in names:
+            for module in (sys.modules.get(name), sys.modules.get(f"{package}.{name}")):
+                if module is not None and is_users(module):
+                    self._imported += [(module, named) for named in names if named in vars(module)]
 
     def _global(self, known: dict[str, object], named: tuple[str, ...]) -> None:
         first, *rest = named

@@ -16,7 +16,7 @@ import random
 import struct
 import sys
 from collections.abc import Callable, Sequence
-from typing import cast
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch
@@ -92,6 +92,24 @@ def mark_of_python() -> object:
 def mark_of_numpy() -> object:
     """Returns what each draw from `numpy.random` changes."""
     return _numpy().mark()
+
+
+class StateFunctions(NamedTuple):
+    """Functions that read and write the state of a generator; two equal ones have one state."""
+
+    read: Callable[[], object]
+    write: Callable[[object], object]
+
+
+def state_functions(generator: object) -> StateFunctions:
+    """Returns how the state of a generator is read and written."""
+    if isinstance(generator, random.Random) and _shows_python(generator):
+        memory = _PythonMemory(generator)
+        return StateFunctions(memory.read, memory.write)
+    kind = any_kind_of(generator)
+    assert kind is not None
+    read, write = (functools.partial(call, generator) for call in (kind.read, kind.write))
+    return StateFunctions(read, write)
 
 
 class _Generator(random.Random):

@@ -41,6 +41,7 @@ _LEAVES = (
     ModuleType,
 )
 _MISSING = object()
+_IMPORT = dis.opmap["IMPORT_NAME"]
 CachingFunction = type(functools.lru_cache(len))
 
 
@@ -306,6 +307,18 @@ def globals_read(code: CodeType) -> tuple[tuple[str, ...], ...]:
         if isinstance(inner, CodeType):
             read |= dict.fromkeys(globals_read(inner))
     return tuple(read)
+
+
+@functools.lru_cache(maxsize=4096)
+def names_around_imports(code: CodeType) -> tuple[str, ...]:
+    """Returns all names in code that imports something as it runs; empty: it imports nothing."""
+    names: dict[str, None] = {}
+    if _IMPORT in code.co_code[::2]:
+        names |= dict.fromkeys(code.co_names)
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            names |= dict.fromkeys(names_around_imports(inner))
+    return tuple(names)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -27,15 +27,15 @@ from torch.utils.data._utils import worker as torch_worker
 
 from stoker.environment import from_environment
 from stoker.errors import ShippingError
-from stoker.feed.drawn_generators import DrawnGenerators
+from stoker.feed.drawn_generators import DrawnGenerators, IdleGenerators
 from stoker.feed.generators import (
     GeneratorKind,
     HeldGenerators,
-    global_generators,
     kind_of,
     put_back,
 )
 from stoker.feed.kept_values import KeptValues
+from stoker.feed.module_generators import global_generators
 from stoker.feed.random_states import PreservedRandomStates, seed_states
 from stoker.feed.stretches import stretch_samples
 from stoker.feed.wire.codec import pack_value, unpack_value
@@ -212,7 +212,8 @@ class Seeder:
     ) -> None:
         self._dataset = roots["dataset"]
         self._num_workers = num_workers
-        self._held = HeldGenerators(roots)
+        self._held = HeldGenerators(roots, with_modules=True)
+        self._idle = IdleGenerators(self._held)
         self._seeding = seeding
         by_place = seeding in ("stretch", "place")
         self._drawn = DrawnGenerators(self._held) if by_place else None
@@ -246,6 +247,7 @@ class Seeder:
         self._seed_words = seed_words
         self._held.begin_batch()
         for _ in range(_MAX_TIMES - 1):
+            self._idle.begin()
             self._seed_batch(seed_words)
             try:
                 batch = make()
@@ -339,16 +341,20 @@ class Seeder:
 
     def preserved(self) -> contextlib.AbstractContextManager[None]:
         """Restores all random states at its end: the trainer's own draws do not move."""
-        return self._held_preserved() if self._held.found else PreservedRandomStates()
+        has_others = self._held.found or self._held.idle
+        return self._held_preserved() if has_others else PreservedRandomStates()
 
     @contextlib.contextmanager
     def _held_preserved(self) -> Iterator[None]:
         states = self._held.states()
+        idle = self._idle.states()
         try:
             with PreservedRandomStates():
                 yield
         finally:
             put_back(states)
+            for write, state in idle:
+                write(state)
 
     def _follow(self) -> None:
         if self._held.followed and self._held.follow() and self._drawn is not None:
@@ -377,7 +383,8 @@ class Seeder:
         return digest.digest()
 
     def _has_missed(self) -> bool:
-        has_new = self._held.has_changed() and self._has_new()
+        has_new = self._idle.have_moved()
+        has_new = (self._held.has_changed() and self._has_new()) or has_new
         has_missed = self._drawn is not None and self._drawn.has_missed()
         if has_new and self._drawn is not None:
             self._drawn.look()

@@ -623,12 +623,15 @@ def _serve_dataset(data: bytes, memory: int, theirs: int, *, returns: socket.soc
     gc.freeze()
     channel.send(pack(loaded))
 
-    # Only now: it imports torch.
+    # Only now: they import torch.
+    from stoker.feed.module_generators import module_generators
     from stoker.feed.workers.worker import worker_main
 
     def start(sock: socket.socket, about: _WorkerFacts) -> None:
         worker_main(sock, spec, **about)
 
+    # Once for all workers.
+    module_generators().version()
     _serve_workers(order, channel, start)
 
 
