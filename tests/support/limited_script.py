@@ -1,9 +1,11 @@
 """A training script whose batches wait for a slow step, or of which a sample takes much memory.
 
 Arguments: batches, megabytes of a batch, seconds of a step, and a file that the one sample which
-takes more than there is makes before it does (none: no sample does). Prints a digest of all bytes.
+takes more than there is makes before it does, with its process's number (none: no sample does).
+Prints a digest of all bytes.
 """
 
+import os
 import sys
 import time
 import zlib
@@ -27,13 +29,26 @@ class Samples(Dataset[torch.Tensor]):
         return self.length
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        if index == GREEDY and self.greedy is not None and not self.greedy.exists():
-            self.greedy.touch()
-            held = bytearray(GREEDY_BYTES)
-            held[::4096] = b"1" * len(range(0, GREEDY_BYTES, 4096))
+        if index == GREEDY and self.greedy is not None:
+            self._take_all(self.greedy)
         # Loading is fast, but no single second fills a host.
         time.sleep(0.02)
         return torch.full((self.width,), float(index))
+
+    def _take_all(self, file: Path) -> None:
+        """Takes more memory than there is, in one process; others wait until that one is killed.
+
+        On a slow machine its batch is overdue before that, and the run would be at its end.
+        """
+        try:
+            with file.open("x") as opened:
+                opened.write(str(os.getpid()))
+        except FileExistsError:
+            while not (first := file.read_text()) or Path("/proc", first).exists():
+                time.sleep(0.02)
+            return
+        held = bytearray(GREEDY_BYTES)
+        held[::4096] = b"1" * len(range(0, GREEDY_BYTES, 4096))
 
 
 def main() -> None:

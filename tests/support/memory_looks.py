@@ -28,6 +28,8 @@ from support import memory_script
 
 # In the share of a profile of 12 s: a worker looks at itself 24 times.
 GROWTH_SECONDS = 0.4
+# Also where a busy machine takes all of the time for one.
+LEAST_STEPS = 40
 
 
 class Seen(Exception):
@@ -80,8 +82,9 @@ class LookedAt:
             self._memory.look(inner, steps=self._steps, batch_size=len(batch))
             self._loop.look(self._steps)
             seconds = time.monotonic() - self._began
-            if seconds >= float(self._asked.get("seconds", "1.2")):
-                self._end(batch, seconds / (self._steps - self._began_at))
+            steps = self._steps - self._began_at
+            if seconds >= float(self._asked.get("seconds", "1.2")) and steps >= LEAST_STEPS:
+                self._end(batch, seconds / steps)
 
     def _end(self, batch: torch.Tensor, step_seconds: float) -> None:
         loader = self._loader

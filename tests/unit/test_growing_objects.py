@@ -1,11 +1,12 @@
 """What grows of a dataset and of a script's modules is found wherever a script keeps it."""
 
 import functools
+import io
 import itertools
 import logging
 import logging.handlers
 import sys
-from collections import OrderedDict, defaultdict
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator, MutableMapping
 from types import ModuleType
 from typing import Any
@@ -17,7 +18,13 @@ from PIL import Image
 from torch.utils.data import Dataset
 
 from stoker.profile.loader_phases import TaskSource
-from stoker.profile.memory.growing_objects import elements_of, grown_between, loaded_since, sizes_of
+from stoker.profile.memory.growing_objects import (
+    Stretch,
+    elements_of,
+    grown_between,
+    loaded_since,
+    sizes_of,
+)
 from stoker.profile.memory.watch import ObjectsGrowth
 
 SAMPLES = 200
@@ -288,7 +295,7 @@ def test_elements_that_keep_what_they_have_read_are_named(case, indices, tmp_pat
     for index in range(SAMPLES):
         dataset[index]
     assert grown_between(sizes, sizes_of(dataset), samples=SAMPLES) == ()
-    (growing,) = loaded_since(elements, samples=SAMPLES)
+    (growing,) = loaded_since(elements, elements, Stretch(0, SAMPLES))
     assert (growing.name, growing.container, growing.max_count) == (case, "list", 1000)
     assert growing.of_elements
     assert growing.count_per_sample == pytest.approx(1, abs=0.1)
@@ -301,7 +308,7 @@ def test_elements_that_are_only_read_are_not_named():
     assert list(elements) == ["Made.rows"]
     for row in dataset.rows:
         dict(row)
-    assert loaded_since(elements, samples=1000) == ()
+    assert loaded_since(elements, elements, Stretch(0, 1000)) == ()
 
 
 class Source:
@@ -319,9 +326,182 @@ def test_elements_are_named_where_no_collection_grows():
     growth = ObjectsGrowth(source, iter(()))
     for index in range(SAMPLES):
         dataset[index]
-    growth.batches = SAMPLES
-    (growing,) = growth.growing(SAMPLES)
+    growth.made(SAMPLES)
+    (growing,) = growth.growing()
     assert growing.name == "Episodes.episodes"
+
+
+LOOKS = 20
+
+
+def growing_to_the_end(dataset: Any, *, samples: int = SAMPLES) -> list[Any]:
+    """Returns what grows of a dataset that a worker looks at as it makes samples."""
+    source: Any = Source(dataset)
+    growth = ObjectsGrowth(source, iter(()))
+    for index in range(samples):
+        dataset[index]
+        growth.made(index + 1)
+        if (index + 1) % (samples // LOOKS) == 0:
+            growth.look()
+    return list(growth.growing())
+
+
+class Keeps(Dataset[object]):
+    """Keeps something of each sample, as a function does it.
+
+    Args:
+        keep: Is called with this dataset, whose attributes are its own, and an index.
+        kept: What it keeps, at the start.
+        others: Other attributes.
+    """
+
+    def __init__(self, keep: Callable[[Any, int], object], kept: object, **others: object) -> None:
+        self.keep = keep
+        self.kept = kept
+        vars(self).update(others)
+
+    def __getitem__(self, index: int) -> int:
+        self.keep(self, index)
+        return index
+
+
+def remembering(maxsize: int | None) -> Callable[[int], list[int]]:
+    @functools.lru_cache(maxsize=maxsize)
+    def load(index: int) -> list[int]:
+        return [index]
+
+    return load
+
+
+def evicts(dataset: Any, index: int) -> None:
+    dataset.kept[index] = [index]
+    if len(dataset.kept) > SAMPLES // 4:
+        del dataset.kept[next(iter(dataset.kept))]
+
+
+def evicts_of_a_list(dataset: Any, index: int) -> None:
+    dataset.kept.append(index)
+    if len(dataset.kept) > SAMPLES // 4:
+        del dataset.kept[0]
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        Keeps(lambda dataset, index: dataset.kept(index), remembering(SAMPLES // 2)),
+        Keeps(evicts, {}),
+        Keeps(evicts, OrderedDict()),
+        Keeps(evicts_of_a_list, []),
+        Keeps(lambda dataset, index: dataset.kept.append(index), deque(maxlen=SAMPLES // 3)),
+        Keeps(lambda dataset, index: dataset.kept.add(index % 60), set()),
+        Keeps(lambda dataset, index: dataset.kept.update({index % 60: index}), Counter()),
+        Keeps(lambda dataset, index: setattr(dataset, "kept", torch.zeros(1000)), torch.zeros(0)),
+    ],
+    ids=["lru_cache", "dict", "OrderedDict", "list", "deque", "classes", "counts", "buffer"],
+)
+def test_what_has_filled_up_does_not_grow(dataset):
+    assert growing_to_the_end(dataset) == []
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        Keeps(lambda dataset, index: dataset.kept(index), remembering(10 * SAMPLES)),
+        Keeps(lambda dataset, index: dataset.kept.append(index), deque(maxlen=10 * SAMPLES)),
+        Keeps(
+            lambda dataset, index: dataset.kept.update({index: index}),
+            {},
+            _cache_size=10 * SAMPLES,
+        ),
+    ],
+    ids=["lru_cache", "deque", "attribute"],
+)
+def test_what_is_not_full_yet_is_said_with_its_limit(dataset):
+    (growing,) = growing_to_the_end(dataset)
+    assert growing.max_count == 10 * SAMPLES
+    assert growing.is_bounded
+
+
+def test_a_number_that_a_collection_has_passed_is_not_its_limit():
+    dataset = Keeps(lambda dataset, index: dataset.kept.append(index), [], buffer_size=20)
+    (growing,) = growing_to_the_end(dataset)
+    assert growing.max_count is None
+
+
+class Seen:
+    def __init__(self) -> None:
+        self.seen: list[torch.Tensor] = []
+
+
+def joins(dataset: Any, index: int) -> None:
+    dataset.kept = torch.cat([dataset.kept, torch.ones(500)])
+
+
+@pytest.mark.parametrize(
+    ("dataset", "name", "container"),
+    [
+        (
+            Keeps(
+                lambda dataset, index: dataset.kept[index % 8][index % 3].append(index),
+                {place: {inner: [] for inner in range(3)} for place in range(8)},
+            ),
+            *("Keeps.kept[...]", "dict"),
+        ),
+        (
+            Keeps(
+                lambda dataset, index: dataset.kept["train"]["loss"].append(index),
+                {"train": {"loss": [], "hits": []}, "rest": {}},
+            ),
+            *("Keeps.kept['train']['loss']", "list"),
+        ),
+        (
+            Keeps(
+                lambda dataset, index: dataset.kept[index % 12].append(index),
+                [[] for _ in range(12)],
+            ),
+            *("Keeps.kept[...]", "list"),
+        ),
+        (Keeps(joins, torch.zeros(0)), "Keeps.kept", "Tensor"),
+        (
+            Keeps(lambda dataset, index: dataset.kept.write(bytes(3000)), io.BytesIO()),
+            *("Keeps.kept", "BytesIO"),
+        ),
+    ],
+    ids=["dicts in a dict", "one of them", "twelve lists", "joined", "file in memory"],
+)
+def test_what_grows_deep_in_a_dataset_is_named(dataset, name, container):
+    (growing,) = growing_to_the_end(dataset)
+    assert (growing.name, growing.container) == (name, container)
+
+
+def test_objects_that_keep_more_each_time_have_no_limit():
+    dataset = Keeps(
+        lambda dataset, index: dataset.kept[index % 70].seen.append(torch.ones(5000)),
+        [Seen() for _ in range(70)],
+    )
+    (growing,) = growing_to_the_end(dataset, samples=500)
+    assert (growing.name, growing.of_elements, growing.max_count) == ("Keeps.kept", True, None)
+    # Those that are read once keep no more than they read.
+    (growing,) = growing_to_the_end(Episodes(100), samples=100)
+    assert growing.max_count == 100
+
+
+def test_lists_of_several_objects_are_added_up():
+    dataset = Keeps(
+        lambda dataset, index: dataset.kept[index % 20].seen.append(index),
+        [Seen() for _ in range(20)],
+    )
+    (growing,) = growing_to_the_end(dataset)
+    assert (growing.name, growing.count_per_sample) == ("Seen.seen", 1)
+
+
+def test_what_takes_most_is_named_first():
+    dataset = Keeps(
+        lambda dataset, index: (dataset.ids.append(index), dataset.kept.append(bytes(9000))),
+        [],
+        ids=[],
+    )
+    assert [growing.name for growing in growing_to_the_end(dataset)] == ["Keeps.kept", "Keeps.ids"]
 
 
 class Stream:
@@ -372,10 +552,10 @@ def test_what_a_streams_generators_keep_is_named(stream, names):
     )
     samples = source.samples()
     growth = ObjectsGrowth(source, samples)
-    for _ in samples:
-        growth.batches += 1
+    for number, _ in enumerate(samples, start=1):
+        growth.made(4 * number)
         growth.look()
-    growing = growth.growing(SAMPLES)
+    growing = growth.growing()
     assert [grown.name for grown in growing] == names
     assert all(grown.is_of_a_stream for grown in growing)
 

@@ -394,6 +394,11 @@ class GrowingObjects(Record, frozen=True, kw_only=True):
     element_bytes: NonNegativeInt = 0
 
     @property
+    def is_bounded(self) -> bool:
+        """Whether it is a cache or a buffer that was given a limit."""
+        return self.max_count is not None and not self.of_elements
+
+    @property
     def is_of_a_stream(self) -> bool:
         """Whether it is a variable of a generator, which may end at a size, as a shuffle buffer."""
         return " in " in self.name and self.name.endswith("()")

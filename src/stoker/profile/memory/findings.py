@@ -264,8 +264,11 @@ def _growth(
         return
     # Workers that end with their epoch give back what they took; the trainer does not.
     is_kept = facts.persistent_workers or not facts.num_workers
-    per_epoch = per_sample * samples
     growing = next(iter(memory.growing), None)
+    if growing is not None and growing.is_bounded:
+        yield from _bounded_cache(growing, memory, per_sample)
+        return
+    per_epoch = per_sample * samples
     may_end = growing is None or growing.is_of_a_stream
     if may_end and _seen_growth(ranks[0], growing) < _LEAST_UNNAMED_IN_WORKER:
         return
@@ -285,6 +288,26 @@ def _growth(
         fix=_bounded(growing, facts, is_kept=is_kept),
         num_bytes=min(most, max(room, per_epoch)),
         is_limit=is_sure and min(most, per_epoch) > room,
+    )
+
+
+def _bounded_cache(
+    growing: GrowingObjects, memory: ProfiledMemory, per_sample: float
+) -> Iterator[_Finding]:
+    """Yields a cache that has a limit, where what it takes once it is full is much."""
+    full = _most_bytes(growing, memory, per_sample)
+    if full < _MUCH_WAITS * memory.limit_bytes:
+        return
+    takes = size(full)
+    if memory.workers:
+        takes = f"{count(memory.workers, 'worker')} x {size(full / memory.workers)}"
+    most = whole(growing.max_count or 0)
+    yield _Finding(
+        id="growing_cache",
+        cause=f"{growing.name} ({growing.container}) holds {most} at most: {takes} once it is full",
+        fix=f"a limit half as large saves {size(full / 2)}",
+        num_bytes=full / 2,
+        is_limit=full > memory.room_bytes,
     )
 
 
@@ -354,10 +377,11 @@ def _growing_words(growing: GrowingObjects | None, per_sample: float) -> str:
             f"a worker grows by {size(per_sample)} for each sample, and nothing of its dataset does"
         )
     if growing.of_elements:
-        return (
-            f"the elements of {growing.name} ({growing.container}) keep what was read of them, "
-            f"{size(per_sample)} for each sample"
-        )
+        kept = "what was read of them"
+        if growing.max_count is None:
+            kept = "more each time that they are used"
+        elements = f"the elements of {growing.name} ({growing.container})"
+        return f"{elements} keep {kept}, {size(per_sample)} for each sample"
     return f"{growing.name} ({growing.container}) grows by {size(per_sample)} for each sample"
 
 
@@ -367,7 +391,7 @@ def _bounded(growing: GrowingObjects | None, facts: LoaderFacts, *, is_kept: boo
         if is_kept:
             look += "; persistent_workers=False frees it after each epoch"
         return look
-    if growing.of_elements:
+    if growing.of_elements and growing.max_count is not None:
         return (
             "open or load it in __getitem__, and leave it there: a worker keeps all that its "
             "elements have read"

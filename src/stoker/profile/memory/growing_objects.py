@@ -7,10 +7,11 @@ log; and elements of its collections, which may keep what they have loaded.
 
 import functools
 import gc
+import io
 import itertools
 import logging
 import sys
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import (
     Iterable,
     Iterator,
@@ -24,6 +25,7 @@ from types import FunctionType, GeneratorType, MethodType, ModuleType
 from typing import NamedTuple, cast
 
 import numpy as np
+import torch
 
 from stoker.feed.reachable import is_users_name
 from stoker.profile.loader_phases import attributes_of
@@ -39,6 +41,18 @@ from stoker.records import GrowingObjects
 # Of samples made: a cache that is hit as often as not still grows by half of them.
 _LEAST_GROWTH = 0.1
 _LEAST_GROWN = 8
+# As fast as before, at the end: what has filled up is no growth.
+_LEAST_LATE = 0.3
+# Arrays, texts and buffers that become longer, and bytes of a sample.
+_OF_BYTES = (torch.Tensor, np.ndarray, str, bytes, io.BytesIO)
+_LEAST_LONGER = 100
+# Of what grows in a collection of collections: then that part is what grows.
+_MOST_OF_IT = 0.8
+# How people call what a cache, or a buffer, of their own holds at most.
+_LIMITS = (
+    *("capacity", "maxsize", "max_size", "maxlen", "max_items", "max_entries", "max_open"),
+    *("cache_size", "buffer_size", "pool_size", "cache_limit", "max_cached", "max_cache"),
+)
 # Collections in a collection: so many are named, more are added up, of its first elements.
 _MOST_NAMED = 16
 _LOOKED_INTO = 1000
@@ -46,22 +60,50 @@ _DEPTH = 3
 # Of the elements that should have been read, and bytes that one keeps more.
 _LEAST_LOADED = 0.3
 _LEAST_LOADED_BYTES = 1000
+# Times that an element was read, as few are in a validation's look.
+_SEVERAL = 2
 # Iterators of a stream that are looked at, and where those of Python around generators are from.
 _MOST_ITERATORS = 100
 _OF_PYTHON = ("builtins", "itertools")
 _COLLECTIONS = (MutableMapping, MutableSequence, MutableSet)
 _NESTED = (list, dict, set, deque)
+_ALL = "[...]"
 # Their names come from what refers to them.
 _NO_OWNERS = (*_COLLECTIONS, tuple, frozenset, type, FunctionType, ModuleType)
 
 
 class Size(NamedTuple):
-    """Length of a collection, what it holds at most, and its latest element, where it has them."""
+    """Length of a collection, what it holds at most, and its latest element, where it has them.
+
+    Of an array, a text or a buffer the length is in bytes.
+    """
 
     container: str
     length: int
-    limit: int | None
+    limit: int | None = None
     latest: object = None
+    is_bytes: bool = False
+
+    @property
+    def element_bytes(self) -> int:
+        """Returns the bytes of the latest element; 0: they are not known."""
+        if self.is_bytes:
+            return 1
+        return kept_bytes(self.latest) if self.latest is not None else 0
+
+    def beside(self, other: "Size | None") -> "Size":
+        """Returns the size of both, as of one attribute of several objects of a class."""
+        if other is None:
+            return self
+        limit = None
+        if self.limit is not None and other.limit is not None:
+            limit = self.limit + other.limit
+        return self._replace(length=self.length + other.length, limit=limit)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it holds what it may."""
+        return self.limit is not None and self.length >= self.limit
 
 
 def sizes_of(dataset: object) -> dict[str, Size]:
@@ -135,23 +177,93 @@ def grown_between(
     *,
     samples: int,
 ) -> tuple[GrowingObjects, ...]:
-    """Returns what grew by a good part of the samples that were made, the fastest first."""
-    grown: dict[str, GrowingObjects] = {}
+    """Returns what grew by a good part of the samples that were made, and is not full; most first.
+
+    The most is what takes most bytes, as far as those of an element are known.
+    """
+    more = _longer(before, after)
+    grown = {
+        name: GrowingObjects(
+            name=name,
+            container=after[name].container,
+            count_per_sample=longer / samples,
+            max_count=after[name].limit,
+            element_bytes=after[name].element_bytes,
+        )
+        for name, longer in more.items()
+        if longer >= _least_longer(after[name], samples) and not after[name].is_full
+    }
+    named = [grown[name] for name in _outermost(grown, more)]
+    return tuple(
+        sorted(named, key=lambda growing: -growing.count_per_sample * max(1, growing.element_bytes))
+    )
+
+
+class Stretch(NamedTuple):
+    """Samples, or batches, that were made until half-way, and in all."""
+
+    half_way: int
+    all: int
+
+
+def grown_to_the_end(
+    before: Mapping[str, Size],
+    half_way: Mapping[str, Size],
+    after: Mapping[str, Size],
+    made: Stretch,
+) -> Iterator[GrowingObjects]:
+    """Yields what grew, and since half-way about as fast as in all, as no cache does that is full.
+
+    Args:
+        before: Sizes at the start.
+        half_way: Sizes then.
+        after: Sizes now.
+        made: Samples, or batches.
+    """
+    late = _longer(half_way, after)
+    for growing in grown_between(before, after, samples=max(1, made.all)):
+        usual = growing.count_per_sample * (made.all - made.half_way)
+        if late[growing.name] >= _LEAST_LATE * usual:
+            yield growing
+
+
+def _longer(before: Mapping[str, Size], after: Mapping[str, Size]) -> dict[str, int]:
+    """Returns by how much each is longer than before."""
+    longer = {}
     for name, size in after.items():
-        more = size.length
+        longer[name] = size.length
         if name in before:
-            more -= before[name].length
-        if more >= max(_LEAST_GROWN, _LEAST_GROWTH * samples):
-            grown[name] = GrowingObjects(
-                name=name,
-                container=size.container,
-                count_per_sample=more / samples,
-                max_count=size.limit,
-                element_bytes=kept_bytes(size.latest) if size.latest is not None else 0,
-            )
-    # What grows within an element of something that grows is that one's growth.
-    outermost = [growing for growing in grown.values() if _around(growing.name) not in grown]
-    return tuple(sorted(outermost, key=lambda growing: -growing.count_per_sample))
+            longer[name] -= before[name].length
+    return longer
+
+
+def _least_longer(size: Size, samples: int) -> float:
+    if size.is_bytes:
+        return _LEAST_LONGER * samples
+    return max(_LEAST_GROWN, _LEAST_GROWTH * samples)
+
+
+def _outermost(grown: Mapping[str, object], longer: Mapping[str, int]) -> list[str]:
+    """Returns what grew by itself: not within an element of something that grows.
+
+    Of parts of one collection it is the one that has most of what was added, or all of them.
+    """
+    parts: dict[str, list[str]] = defaultdict(list)
+    for name in grown:
+        if around := _around(name):
+            parts[around].append(name)
+    outermost = [name for name in grown if not _around(name)]
+    for around, names in parts.items():
+        if around in grown:
+            continue
+        whole = f"{around}{_ALL}"
+        single = [name for name in names if name != whole]
+        # The innermost one of those that have as much.
+        most = max(single, key=lambda name: (longer[name], not name.endswith(_ALL)), default=whole)
+        if whole in names and longer[most] < _MOST_OF_IT * longer[whole]:
+            most = whole
+        outermost.append(most)
+    return outermost
 
 
 def _around(name: str) -> str:
@@ -192,8 +304,10 @@ class _Sizes:
             owner_name: Stands before their names.
             owner: The object or class.
         """
-        for name, value in attributes_of(owner).items():
-            self.add(f"{owner_name}.{name}", value)
+        attributes = attributes_of(owner)
+        limit = _limit_among(attributes)
+        for name, value in attributes.items():
+            self.add(f"{owner_name}.{name}", value, limit=limit)
             if isinstance(value, FunctionType):
                 self.add_function(f"{owner_name}.{name}", value)
 
@@ -217,48 +331,106 @@ class _Sizes:
             if isinstance(value, FunctionType) and depth < _DEPTH:
                 self.add_function(name, value, depth=depth + 1)
 
-    def add(self, name: str, value: object) -> None:
-        """Adds a collection or a cache, and the collections in it; else nothing."""
+    def add(self, name: str, value: object, *, limit: int | None = None) -> None:
+        """Adds a collection with those in it, a cache, an array or a buffer; else nothing.
+
+        Args:
+            name: As a user writes it.
+            value: What has that name.
+            limit: What its owner says that it holds at most.
+        """
         if id(value) in self._seen:
             return
         # Not isinstance, which asks a lazy object what it is.
-        if issubclass(type(value), _COLLECTIONS):
+        kind = type(value)
+        size: Size | None = None
+        if issubclass(kind, _COLLECTIONS):
+            size = _size_of(cast("MutableMapping[object, object]", value), limit)
+        elif issubclass(kind, _OF_BYTES):
+            size = Size(kind.__name__, _bytes_of(value), is_bytes=True)
+        elif not issubclass(kind, type) and _has_cache_info(value):
+            size = _size_of_cache(cast("functools._lru_cache_wrapper[object]", value))
+        if size is not None:
             self._seen.add(id(value))
-            collection = cast("MutableMapping[object, object]", value)
-            limit = getattr(value, "maxlen", getattr(value, "maxsize", None))
-            if not isinstance(limit, int):
-                limit = None
-            latest = _latest_of(value)
-            self.by_name[name] = Size(type(value).__name__, len(collection), limit, latest)
+            self.by_name[name] = size.beside(self.by_name.get(name))
             self._add_nested(name, value)
-            return
-        if not issubclass(type(value), type) and _has_cache_info(value):
-            self._seen.add(id(value))
-            cached = cast("functools._lru_cache_wrapper[object]", value).cache_info()
-            self.by_name[name] = Size("lru_cache", int(cached.currsize), cached.maxsize)
 
-    def _add_nested(self, name: str, collection: object) -> None:
-        parts: Iterable[tuple[object, object]] = ()
-        if isinstance(collection, dict):
-            parts = collection.items()
-        elif isinstance(collection, list | deque):
-            parts = enumerate(collection)
-        nested = [
-            (key, cast("list[object]", part))
-            for key, part in itertools.islice(parts, _LOOKED_INTO)
-            if isinstance(part, _NESTED)
-        ]
-        if len(nested) <= _MOST_NAMED:
-            for key, part in nested:
-                self.by_name[f"{name}[{key!r}]"] = Size(type(part).__name__, len(part), None)
+    def _add_nested(self, name: str, collection: object, depth: int = 1) -> None:
+        nested = _nested_in(collection)
+        if len(nested) > 1:
+            latest = _latest_of(nested[-1][1])
+            length = sum(_deep_length(part, depth + 1) for _, part in nested)
+            kind = type(nested[0][1]).__name__
+            self.by_name[f"{name}{_ALL}"] = Size(kind, length, latest=latest)
+        if len(nested) > _MOST_NAMED or depth > _DEPTH:
             return
-        length = sum(len(part) for _, part in nested)
-        self.by_name[f"{name}[...]"] = Size(type(nested[0][1]).__name__, length, None)
+        for key, part in nested:
+            inner = f"{name}[{key!r}]"
+            self.by_name[inner] = Size(type(part).__name__, len(part), latest=_latest_of(part))
+            self._add_nested(inner, part, depth + 1)
+
+
+def _size_of(collection: "MutableMapping[object, object]", limit: int | None) -> Size:
+    limit_of_type = getattr(collection, "maxlen", getattr(collection, "maxsize", None))
+    if isinstance(limit_of_type, int):
+        limit = limit_of_type
+    elif limit is not None and len(collection) > limit:
+        # Of something else.
+        limit = None
+    latest = _latest_of(collection)
+    is_bytes = isinstance(collection, bytearray)
+    return Size(type(collection).__name__, len(collection), limit, latest, is_bytes)
+
+
+def _size_of_cache(function: "functools._lru_cache_wrapper[object]") -> Size:
+    cached = function.cache_info()
+    return Size("lru_cache", int(cached.currsize), cached.maxsize)
+
+
+def _bytes_of(value: object) -> int:
+    if isinstance(value, torch.Tensor | np.ndarray):
+        # A mapped file is read, not kept.
+        return 0 if isinstance(value, np.memmap) else int(value.nbytes)
+    return sys.getsizeof(value)
+
+
+def _limit_among(attributes: Mapping[str, object]) -> int | None:
+    """Returns what an object says that its cache or its buffer holds at most; None: nothing."""
+    limits = [
+        value
+        for name, value in attributes.items()
+        if type(value) is int and name.strip("_").lower().endswith(_LIMITS)
+    ]
+    return max(limits, default=None)
+
+
+def _nested_in(collection: object) -> list[tuple[object, list[object]]]:
+    """Returns collections in a collection, with their keys or places, of its first elements."""
+    parts: Iterable[tuple[object, object]] = ()
+    if isinstance(collection, dict):
+        parts = collection.items()
+    elif isinstance(collection, list | deque):
+        parts = enumerate(collection)
+    return [
+        (key, cast("list[object]", part))
+        for key, part in itertools.islice(parts, _LOOKED_INTO)
+        if isinstance(part, _NESTED)
+    ]
+
+
+def _deep_length(collection: list[object], depth: int) -> int:
+    """Returns how many elements are in a collection and in those in it."""
+    length = len(collection)
+    if depth <= _DEPTH:
+        length += sum(_deep_length(part, depth + 1) for _, part in _nested_in(collection))
+    return length
 
 
 def _latest_of(collection: object) -> object:
     if isinstance(collection, dict):
         return next(reversed(collection.values()), None)
+    if isinstance(collection, set):
+        return next(iter(collection), None)
     if isinstance(collection, list | deque) and collection:
         return cast("list[object]", collection)[-1]
     return None
@@ -340,7 +512,7 @@ def _is_of_library(module: str) -> bool:
     return package in sys.stdlib_module_names or package in ("torch", "torchvision", "datasets")
 
 
-class _Elements(NamedTuple):
+class Elements(NamedTuple):
     """Some elements of a collection, with the bytes that each keeps.
 
     Attributes:
@@ -356,7 +528,7 @@ class _Elements(NamedTuple):
     kept: list[tuple[object, int]]
 
 
-def elements_of(dataset: object, indices: Sequence[int]) -> dict[str, _Elements]:
+def elements_of(dataset: object, indices: Sequence[int]) -> dict[str, Elements]:
     """Returns some elements of each collection in a dataset's attributes, as they are now.
 
     Args:
@@ -364,7 +536,7 @@ def elements_of(dataset: object, indices: Sequence[int]) -> dict[str, _Elements]
         indices: The first ones that will be read of it. Where a collection has elements for most of
             them, those are looked at.
     """
-    by_name: dict[str, _Elements] = {}
+    by_name: dict[str, Elements] = {}
     for name, holder, collection in collections_of(dataset):
         length = len(cast("list[object]", collection))
         elements = _at(collection, indices)
@@ -374,7 +546,7 @@ def elements_of(dataset: object, indices: Sequence[int]) -> dict[str, _Elements]
             num_candidates = length
         if elements:
             kept = [(element, kept_bytes(element)) for element in elements]
-            elements_now = _Elements(type(holder).__name__, length, num_candidates, kept)
+            elements_now = Elements(type(holder).__name__, length, num_candidates, kept)
             by_name.setdefault(name, elements_now)
     return by_name
 
@@ -387,29 +559,50 @@ def _at(collection: object, indices: Sequence[int]) -> list[object]:
     return []
 
 
-def loaded_since(before: Mapping[str, _Elements], *, samples: int) -> tuple[GrowingObjects, ...]:
+def measured_again(before: Mapping[str, Elements]) -> dict[str, Elements]:
+    """Returns the same elements with the bytes that each keeps now."""
+    now = {}
+    for name, elements in before.items():
+        kept = [(element, kept_bytes(element)) for element, _ in elements.kept]
+        now[name] = elements._replace(kept=kept)
+    return now
+
+
+def loaded_since(
+    before: Mapping[str, Elements], half_way: Mapping[str, Elements], made: Stretch
+) -> tuple[GrowingObjects, ...]:
     """Returns collections whose elements keep more than before, as files that were opened do.
 
     Args:
         before: Their elements as they were.
-        samples: That were made since.
+        half_way: The same ones then.
+        made: Samples.
     """
     loaded = []
     for name, elements in before.items():
-        more = sum(
-            kept_bytes(element) >= num_bytes + _LEAST_LOADED_BYTES
-            for element, num_bytes in elements.kept
-        )
-        share = more / len(elements.kept)
-        read = min(1.0, samples / elements.num_candidates)
-        if more and share >= _LEAST_LOADED * read:
+        share = _loaded_share(elements)
+        read = min(1.0, made.all / elements.num_candidates)
+        if share and share >= _LEAST_LOADED * read:
+            # All were read several times, and each time they keep more.
+            is_endless = (
+                made.half_way >= _SEVERAL * elements.num_candidates
+                and _loaded_share(half_way[name]) >= _LEAST_LOADED
+            )
             loaded.append(
                 GrowingObjects(
                     name=name,
                     container=elements.container,
                     count_per_sample=min(1.0, share / read),
-                    max_count=elements.length,
+                    max_count=None if is_endless else elements.length,
                     of_elements=True,
                 )
             )
     return tuple(sorted(loaded, key=lambda growing: -growing.count_per_sample))
+
+
+def _loaded_share(elements: Elements) -> float:
+    """Returns the share of some elements that keep more now than when they were measured."""
+    more = [
+        kept_bytes(element) >= before + _LEAST_LOADED_BYTES for element, before in elements.kept
+    ]
+    return sum(more) / len(more)

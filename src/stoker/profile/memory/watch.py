@@ -19,6 +19,7 @@ from stoker.host.memory_usage import (
     MemoryUse,
     Paging,
     ProcessMemory,
+    give_back_freed,
     group_shared_bytes,
     memory_uses,
     paging,
@@ -26,10 +27,13 @@ from stoker.host.memory_usage import (
 )
 from stoker.profile.loader_phases import Iterate, Loader, TaskSource, run_in_workers
 from stoker.profile.memory.growing_objects import (
+    Elements,
     Size,
+    Stretch,
     elements_of,
-    grown_between,
+    grown_to_the_end,
     loaded_since,
+    measured_again,
     sizes_of,
     stream_sizes,
 )
@@ -41,10 +45,14 @@ _EVERY_SECONDS = 1.0
 _MAX_SHARE = 0.01
 # Looks of a worker at itself.
 _LOOKS = 24
+# Looks of it at all that may grow.
+_EVERY_LOOKS = 4
 # Imports, open files and buffers come in the first third.
 _WARM_UP_SHARE = 1 / 3
 # Of the intervals after it: noise comes and goes.
 _STEADY_SHARE = 0.5
+# Of what it grew by for each sample, in the second half.
+_LEAST_LATE = 0.3
 _LEAST_LOOKS = 4
 _LEAST_POINTS = 9
 # Their numbers are Python objects, too, which the worker copies.
@@ -218,9 +226,16 @@ def growth_of(points: Sequence[_Point]) -> Growth:
     grew = [later.anonymous_bytes > earlier.anonymous_bytes for earlier, later in pairs]
     grown = 0.0
     if sum(grew) >= _STEADY_SHARE * len(grew):
-        done = usual[-1].done - usual[0].done
-        grown = (usual[-1].anonymous_bytes - usual[0].anonymous_bytes) / done
+        grown = _grown_for_each(usual)
+        # A cache that has filled up grows no more.
+        if _grown_for_each(usual[len(usual) // 2 :]) < _LEAST_LATE * grown:
+            grown = 0.0
     return Growth(copied=max(0.0, median(copied)), grown=max(0.0, grown))
+
+
+def _grown_for_each(points: Sequence[_Point]) -> float:
+    grown = points[-1].anonymous_bytes - points[0].anonymous_bytes
+    return grown / max(1, points[-1].done - points[0].done)
 
 
 def copied_between(earlier: _Point, later: _Point) -> int:
@@ -268,11 +283,12 @@ def watch_own_memory(source: TaskSource, until: float) -> WorkerGrowth | None:
     due_at = began
     for items in batches:
         source.collate(items)
-        growth_of_objects.batches += 1
         samples += source.num_samples(items)
+        growth_of_objects.made(samples)
         del items
         now = time.monotonic()
         if now >= due_at:
+            give_back_freed()
             if memory := process_memory(os.getpid()):
                 points.append(_point(samples, memory))
             growth_of_objects.look()
@@ -288,8 +304,19 @@ def watch_own_memory(source: TaskSource, until: float) -> WorkerGrowth | None:
         samples=samples,
         copied_bytes_per_sample=growth.copied,
         grown_bytes_per_sample=growth.grown,
-        growing=growth_of_objects.growing(samples),
+        growing=growth_of_objects.growing(),
     )
+
+
+class _ObjectsSeen(NamedTuple):
+    """Sizes of what may grow, and some elements, after so many samples and batches."""
+
+    samples: int
+    batches: int
+    dataset: dict[str, Size]
+    stream: dict[str, Size]
+    collate: dict[str, Size]
+    elements: dict[str, Elements]
 
 
 class ObjectsGrowth:
@@ -302,40 +329,60 @@ class ObjectsGrowth:
 
     def __init__(self, source: TaskSource, samples: Iterator[object]) -> None:
         self._source = source
-        self._dataset_before = sizes_of(source.dataset)
-        self._collate_before = sizes_of(source.collate)
-        indices = list(itertools.islice(_numbers_of(source.indices), _SAMPLED))
-        self._elements_before = elements_of(source.dataset, indices)
-        self._samples = samples
+        self._generator = samples
+        self._samples = self._batches = self._looks = 0
+        # Those of the first look, and of the latest.
         self._streams: list[dict[str, Size]] = []
-        self.batches = 0
+        indices = list(itertools.islice(_numbers_of(source.indices), _SAMPLED))
+        self._seen = [self._see(elements_of(source.dataset, indices))]
+
+    def made(self, samples: int) -> None:
+        """Counts a batch.
+
+        Args:
+            samples: That were made so far.
+        """
+        self._samples = samples
+        self._batches += 1
 
     def look(self) -> None:
-        """Looks at a stream's variables, which are there while it is read; takes 0.1 ms."""
-        sizes = stream_sizes(self._samples)
-        if sizes:
-            # The first and the latest.
+        """Looks at a stream's variables, in 0.1 ms, and now and then at all, in milliseconds."""
+        self._looks += 1
+        if sizes := stream_sizes(self._generator):
+            # Those are there while it is read.
             self._streams = [*self._streams[:1], sizes]
+        if self._looks % _EVERY_LOOKS == 0:
+            self._seen.append(self._see(measured_again(self._seen[0].elements)))
 
-    def growing(self, samples: int) -> tuple[GrowingObjects, ...]:
-        """Returns the collections that grew, the dataset's first; `samples` were made meanwhile."""
-        growing = grown_between(
-            self._dataset_before, sizes_of(self._source.dataset), samples=samples
+    def _see(self, elements: dict[str, Elements]) -> _ObjectsSeen:
+        return _ObjectsSeen(
+            self._samples,
+            self._batches,
+            sizes_of(self._source.dataset),
+            self._streams[-1] if self._streams else {},
+            sizes_of(self._source.collate),
+            elements,
         )
-        if self._streams:
-            growing += grown_between(self._streams[0], self._streams[-1], samples=samples)
+
+    def growing(self) -> tuple[GrowingObjects, ...]:
+        """Returns the collections that grow to the end, the dataset's first."""
+        now = self._see({})
+        first = self._seen[0]._replace(stream=self._streams[0] if self._streams else {})
+        half = [seen for seen in self._seen if 2 * seen.samples <= now.samples][-1]
+        samples = Stretch(half.samples, now.samples)
+        batches = Stretch(half.batches, now.batches)
+        growing = (
+            *grown_to_the_end(first.dataset, half.dataset, now.dataset, samples),
+            *grown_to_the_end(first.stream, half.stream, now.stream, samples),
+        )
         names = {grown.name for grown in growing}
-        by_batch = grown_between(
-            self._collate_before, sizes_of(self._source.collate), samples=self.batches
-        )
-        per_sample = self.batches / max(1, samples)
+        per_sample = now.batches / max(1, now.samples)
         of_collate = (
             msgspec.structs.replace(grown, count_per_sample=grown.count_per_sample * per_sample)
-            for grown in by_batch
+            for grown in grown_to_the_end(first.collate, half.collate, now.collate, batches)
             if grown.name not in names
         )
-        grown = (*growing, *of_collate)
-        return grown or loaded_since(self._elements_before, samples=samples)
+        return (*growing, *of_collate) or loaded_since(first.elements, half.elements, samples)
 
 
 def _numbers_of(indices: Sequence[object]) -> Iterator[int]:
