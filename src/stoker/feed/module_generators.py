@@ -62,9 +62,10 @@ class ModulePlace(NamedTuple):
 class _Global(NamedTuple):
     """A global of a module that is a generator, or may lead to one."""
 
+    # First, so that they are sorted by both.
     module: str
-    members: dict[str, object]
     name: str
+    members: dict[str, object]
 
 
 class ModuleGenerators:
@@ -98,6 +99,22 @@ class ModuleGenerators:
             places += _places_in(_home_of(several))
         return sorted(places, key=lambda place: place.path)
 
+    def place_of(self, generator: object) -> tuple[str, ...] | None:
+        """Returns the module that has a generator, and its name there; or that of an object of it.
+
+        None: no module has it.
+        """
+        self.version()
+        holders = [one for one in self._globals if one.members.get(one.name) is generator]
+        if holders:
+            home = _home_of(holders)
+            return home.module, home.name
+        holders = [one for one in self._globals if _name_within(one, generator)]
+        if not holders:
+            return None
+        home = _home_of(holders)
+        return home.module, home.name, _name_within(home, generator)
+
     def _look(self) -> None:
         # A copy: another thread may import during this.
         modules = sys.modules.copy()
@@ -127,7 +144,7 @@ class ModuleGenerators:
         if is_of_user:
             names.update(key for key, value in list(members.items()) if _has_generators(value))
             self._in_classes += _in_classes_of(name, members)
-        leading = [_Global(name, members, key) for key in names if _leads_on(members[key])]
+        leading = [_Global(name, key, members) for key in names if _leads_on(members[key])]
         self._globals += leading
         if leading or is_of_user:
             self._version += 1
@@ -204,6 +221,13 @@ def _generators_of(value: object) -> Iterator[str]:
         is_made_later = member is None and name in _USUAL_NAMES
         if is_made_later or _is_own(member):
             yield name
+
+
+def _name_within(held: _Global, generator: object) -> str:
+    """Returns the attribute of a global that is a generator; empty: it has none that is."""
+    attributes = attributes_of(held.members.get(held.name)) or {}
+    names = (str(name) for name, member in list(attributes.items()) if member is generator)
+    return next(names, "")
 
 
 def _place_of(held: _Global) -> ModulePlace:

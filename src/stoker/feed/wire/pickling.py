@@ -246,7 +246,7 @@ class SpecPickler(cloudpickle.Pickler):  # type: ignore[misc]
             new = cast("NewType", obj)
             return (new_type, (new.__name__, new.__supertype__, new.__module__))
         # Not in batches, whose files the trainer may not have.
-        usual: object = reduced(obj) or reopened.reduction(obj)
+        usual: object = reduced(obj) or reopened.reduction(obj) or self._shared_generator(obj)
         if usual is None:
             usual = super().reducer_override(obj)
             if usual is NotImplemented and _asks_its_attributes(cast("type", kind)):
@@ -254,6 +254,15 @@ class SpecPickler(cloudpickle.Pickler):  # type: ignore[misc]
         if issubclass(kind, _NAMED):
             return self._with_name(obj, usual)
         return usual
+
+    def _shared_generator(self, obj: object) -> tuple[object, ...] | None:
+        """Returns the reduction of a random generator that a module has as well; else None."""
+        if not _may_be_generator(type(obj)):
+            return None
+        # Only now: it imports torch.
+        from stoker.feed.wire import shared_generators
+
+        return shared_generators.reduction(obj)
 
     def _has_its_epoch(self, obj: object) -> bool:
         """Returns whether a copy has the epoch that its stream of Hugging Face is in."""
@@ -424,6 +433,13 @@ def _replaced_modules(num_imported: int) -> dict[int, str]:
     return {
         id(module): name for name, module in modules.items() if type(module) not in _PLAIN_MODULES
     }
+
+
+@functools.lru_cache(maxsize=1024)
+def _may_be_generator(kind: type) -> bool:
+    """Returns whether a class may be one of random generators, without an import of torch."""
+    tops = {str(base.__module__).partition(".")[0] for base in kind.__mro__}
+    return not tops.isdisjoint(("random", "numpy", "torch"))
 
 
 def _send_script_by_value() -> None:

@@ -306,6 +306,10 @@ class _SparePickler(SpecPickler):
             return id(obj)
         return super().persistent_id(obj)
 
+    def _shared_generator(self, obj: object) -> tuple[object, ...] | None:
+        # The copy has its own.
+        return None
+
 
 class _SpareUnpickler(SpecUnpickler):
     def __init__(self, file: io.BytesIO, shared: dict[int, object]) -> None:
