@@ -719,6 +719,8 @@ def loader_of(sampler: Any = None, **options: Any) -> DataLoader:
             DataLoader(NINE, batch_sampler=accelerates(SequentialSampler(NINE)), num_workers=1),
             "it reads in order",
         ),
+        # As where rank 0 alone evaluates: with a DistributedSampler it would wait.
+        (loader_of(SequentialSampler(NINE)), "^it reads in order"),
         # As Lightning's, which repeats no sample.
         (loader_of(Own(NINE, num_replicas=4, rank=1, shuffle=False)), "it reads in order"),
         (
@@ -867,4 +869,5 @@ def test_a_dealt_epoch_is_not_resumed_where_nothing_is_dealt(one_rank_for_two_ho
     assert resumed(stokers_loader(), state, SampleCosts(48)) == dealt[1:]
     with pytest.raises(UsageError, match="were dealt to the ranks by cost") as caught:
         resumed(stokers_loader(), state, None)
-    assert caught.value.fix.startswith("resume with feed.balance: cost, and with data hosts")
+    fix = "resume with feed.balance: cost, data hosts and loader workers (num_workers), or save "
+    assert caught.value.fix == f"{fix}between epochs"

@@ -822,7 +822,7 @@ def _why_unseen(sampler: object) -> str:
         its = f"its batch_sampler, a {kind.__name__}, is not torch's BatchSampler"
         return its + _NOT_SEEN + _SEEN
     of_rank = _inner(sampler)
-    if not getattr(of_rank, "shuffle", True):
+    if isinstance(of_rank, SequentialSampler) or not getattr(of_rank, "shuffle", True):
         return _IN_ORDER
     kind = type(of_rank)
     if kind.__iter__ is not DistributedSampler.__iter__:  # type: ignore[attr-defined]
@@ -852,7 +852,7 @@ def _why_together(of_all: object) -> str:
 
 def _advice_on(kind: type) -> str:
     """Returns what to do about a sampler of one rank alone."""
-    if not issubclass(kind, RandomSampler | SequentialSampler):
+    if not issubclass(kind, RandomSampler):
         return _SEEN
     if "accelerate.data_loader" in sys.modules:
         return ": have Accelerate prepare it, without dispatch_batches"

@@ -238,7 +238,8 @@ class SamplerOrder:
                 "the state is of a loader whose samples were dealt to the ranks by cost "
                 "(feed.balance), and this loader's are not",
                 where=err.where,
-                fix="resume with feed.balance: cost, and with data hosts; or save between epochs",
+                fix="resume with feed.balance: cost, data hosts and loader workers (num_workers), "
+                "or save between epochs",
             ) from None
         finally:
             snapshots.set_globals(here)
