@@ -28,6 +28,7 @@ from stoker.feed.workers.jobs import Result, WorkerJob
 from stoker.feed.workers.pool import WorkerPool
 from stoker.feed.workers.worker import worker_main
 from stoker.feed.workers.worker_handle import WorkerHandle
+from support import processes
 
 SECONDS = 150
 
@@ -706,14 +707,19 @@ def test_an_error_behind_a_heavy_sample_waits_for_the_samples_before_it(tmp_path
         assert not descriptors_of_parts()
 
 
-def test_samples_that_cannot_go_to_others_are_made_by_one_worker_to_the_end(monkeypatch):
-    class Slowing(Sentinel):
+def test_samples_that_cannot_go_to_others_are_made_by_one_worker_to_the_end(monkeypatch, tmp_path):
+    class Slowing(Heavy):
         def __getitem__(self, index):
-            time.sleep(0.2 if index == 101 else 0.004)
-            return super().__getitem__(index)
+            super().__getitem__(index)
+            if index == 101:
+                # Not for so many seconds, which a machine that stands still would hide.
+                others = range(102, 110)
+                processes.until(lambda: any(map(self.makers, others)), "others make the rest")
+            return Sentinel.NONE
 
+    dataset = Slowing(parts_folder(tmp_path), {})
     monkeypatch.setattr(WorkerPool, "_try_split", lambda pool, job: False)
-    with pool_of(Slowing(), count_nones, num_workers=3) as pool:
+    with pool_of(dataset, count_nones, num_workers=3) as pool:
         made(pool, BEGIN)
         values = made(pool, [job(9, range(100, 110)), job(10, range(8))])
         assert values == {9: 10, 10: 8}

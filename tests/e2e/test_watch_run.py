@@ -67,7 +67,7 @@ def test_a_run_is_seen_from_outside_from_its_start_to_its_end(tmp_path):
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     has_client = importlib.util.find_spec("prometheus_client") is not None
-    feed = FeedSettings(lease_seconds=2.0, metrics_port=port if has_client else None)
+    feed = FeedSettings(lease_seconds=5.0, metrics_port=port if has_client else None)
     metrics: dict[str, float] = {}
     with LocalJob(tmp_path, SCRIPT, data=1, feed=feed, arguments=["9000"]) as job:
         names = {host.name for host in job.request.hosts}

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.fault
 WORKLOAD = """\
 name: lost
 command: [python, script.py]
-feed: {lease_seconds: 1.0, local_workers: 0}
+feed: {lease_seconds: 5.0, local_workers: 0}
 """
 SCRIPT = """\
 import pathlib, time
