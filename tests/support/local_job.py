@@ -27,7 +27,7 @@ from support.processes import until
 # Short, so that a lost launcher is noticed soon: for runs in which one is lost.
 QUICK = FeedSettings(lease_seconds=2.0)
 # On a busy machine a leader may be silent for seconds, and data hosts would end.
-_PATIENT = FeedSettings(lease_seconds=20.0)
+PATIENT = FeedSettings(lease_seconds=20.0)
 # Of hosts whose training has no datasets: what a data host imports for them, it need not.
 _FOLDERS = (str(Path(__file__).parent / "without_torch"), os.environ.get("PYTHONPATH"))
 WITHOUT_TORCH = {"PYTHONPATH": os.pathsep.join(filter(None, _FOLDERS))}
@@ -135,7 +135,7 @@ class LocalJob:
             channels=channels or {},
             environment={"STOKER_TEST_DIR": str(tmp_path), **({} if has_torch else WITHOUT_TORCH)},
             settings=RunEnvironment(
-                strategy=StrategySettings(name=strategy), **{"feed": _PATIENT, **settings}
+                strategy=StrategySettings(name=strategy), **{"feed": PATIENT, **settings}
             ),
         )
         self.pids: set[int] = set()

@@ -34,7 +34,7 @@ from support.builders import clusters
 from support.cloudwatch import put_lines
 from support.forked_tree import forking
 from support.kubernetes_api import KubernetesApi, kube_config, kubernetes_api
-from support.local_job import QUICK, is_running, marked_processes, until
+from support.local_job import PATIENT, is_running, marked_processes, until
 from support.moto_server import REGION, AwsServer
 from support.sagemaker_service import sagemaker_service
 
@@ -143,7 +143,7 @@ class LocalPlatformJob:
             groups=clusters("local.c1", "local.c1"),
             run_dir=folder / "run",
             environment={"STOKER_TEST_DIR": str(folder)},
-            settings=RunEnvironment(feed=QUICK),
+            settings=RunEnvironment(feed=PATIENT),
         )
         self.hosts = {"algo-2": "dnn", "algo-1": "data"}
 
