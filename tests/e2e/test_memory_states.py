@@ -5,6 +5,7 @@ profiles have all of it, and `make soak` has more.
 """
 
 import contextlib
+import importlib.util
 import os
 import subprocess
 import sys
@@ -38,10 +39,8 @@ MEMORY_FIXES = {
     *("prefetch_factor", "fewer_workers", "page_cache", "swap", "memory_files"),
 }
 TABLE = "NumPy array, tensor or table"
-
-
-def soak(*case: object) -> object:
-    return pytest.param(*case, marks=pytest.mark.soak)
+# A worker reads 20,000 samples, each of them on another page.
+MANY = 400_000
 
 
 class Profiled:
@@ -163,50 +162,84 @@ def found(look):
     return find
 
 
-# A worker reads 20,000 samples, each of them on another page.
-MANY = 400_000
+@pytest.fixture
+def found_each(look):
+    """Returns what is said of each thing that a script holds or keeps, as if it were alone."""
+
+    def find(case: str, what: str, **asked: object) -> list[Findings]:
+        result = on_small_host(look(case, **asked).seen())
+        if what == "held_objects":
+            of_each = [{what: (held,)} for held in result.held_objects]
+            return [findings_of(msgspec.structs.replace(result, **one)) for one in of_each]
+        around, field = what.split(".")
+        part = getattr(result, around)
+        parts = [msgspec.structs.replace(part, **{field: (one,)}) for one in getattr(part, field)]
+        return [findings_of(msgspec.structs.replace(result, **{around: one})) for one in parts]
+
+    return find
 
 
-@pytest.mark.parametrize(
-    ("case", "samples", "named", "fix"),
-    [
-        ("list of paths", MANY, "ListOfPaths.paths, a list of", "one NumPy array of bytes"),
-        ("dict of objects", MANY, "DictOfObjects.annotations, a dict of", TABLE),
-        ("object column", MANY, "ObjectColumn.table['path'], a DataFrame of", "an array of pyarr"),
-        # All are named, with what helps: tests/unit/test_profile_memory.py.
-        soak("columns of paths", MANY // 2, "ColumnsOfPaths.columns['path'], a list of", TABLE),
-        soak("catalog of texts", MANY // 2, "Catalog.texts, a list of", TABLE),
-        soak("list of dicts", MANY // 4, "ListOfDicts.rows, a list of", TABLE),
-    ],
-)
-def test_python_objects_that_each_worker_copies_are_named(found, case, samples, named, fix):
-    if case == "object column":
-        pytest.importorskip("pandas")
-    findings = found(case, samples=samples)
+def copies(findings: Findings) -> str:
     assert set(findings.fixes) == {"copied_objects"}
     text = findings.fixes["copied_objects"]
-    assert named in text
-    assert fix in text
     assert "two workers x " in text
     assert "saves up to " in text
+    return text
 
 
+# In one script: a worker that copies copies of all.
+MANY_COPIES = [
+    ("ListOfPaths.paths, a list of", "one NumPy array of bytes"),
+    ("DictOfObjects.annotations, a dict of", TABLE),
+    ("ObjectColumn.table['path'], a DataFrame of", "an array of pyarr"),
+]
+
+
+def test_python_objects_that_each_worker_copies_are_named(found_each):
+    # On a busy machine, too, a worker looks at itself after many batches.
+    asked = {"samples": MANY // 2, "batch": 10}
+    texts = [copies(found) for found in found_each("many copies", "held_objects", **asked)]
+    expected = MANY_COPIES
+    if importlib.util.find_spec("pandas") is None:
+        expected = MANY_COPIES[:-1]
+    for named, fix in expected:
+        (text,) = (text for text in texts if named in text)
+        assert fix in text
+
+
+@pytest.mark.soak
 @pytest.mark.parametrize(
-    ("case", "name", "fix"),
+    ("case", "samples", "named"),
     [
-        ("lru_cache", "CachedGetitem.__getitem__ (lru_cache) grows by", "maxsize"),
-        ("own cache", "OwnCache.cache (dict) grows by", "bound it"),
-        ("global cache", "KEPT_BY_ALL (dict) grows by", "bound it"),
-        ("growing list", "GrowingList.seen (list) grows by", "bound it"),
+        # All are named, with what helps: tests/unit/test_profile_memory.py.
+        ("columns of paths", MANY // 2, "ColumnsOfPaths.columns['path'], a list of"),
+        ("catalog of texts", MANY // 2, "Catalog.texts, a list of"),
+        ("list of dicts", MANY // 4, "ListOfDicts.rows, a list of"),
     ],
 )
-def test_a_cache_that_grows_is_named_with_what_an_epoch_takes(found, case, name, fix):
-    findings = found(case, width=1000, persistent="yes")
-    assert set(findings.fixes) == {"growing_cache"}
-    text = findings.fixes["growing_cache"]
-    assert text.startswith(name)
-    assert "in an epoch" in text
-    assert fix in text
+def test_other_python_objects_that_each_worker_copies_are_named(found, case, samples, named):
+    text = copies(found(case, samples=samples))
+    assert named in text
+    assert TABLE in text
+
+
+MANY_CACHES = [
+    ("CachedGetitem.__getitem__ (lru_cache) grows by", "maxsize"),
+    ("ManyCaches.cache (dict) grows by", "bound it"),
+    ("KEPT_BY_ALL (dict) grows by", "bound it"),
+    ("GrowingList.seen (list) grows by", "bound it"),
+]
+
+
+def test_caches_that_grow_are_named_with_what_an_epoch_takes(found_each):
+    asked = {"width": 1000, "persistent": "yes"}
+    all_found = found_each("many caches", "worker_growth.growing", **asked)
+    assert all(set(found.fixes) == {"growing_cache"} for found in all_found)
+    texts = [found.fixes["growing_cache"] for found in all_found]
+    assert all("in an epoch" in text for text in texts)
+    for name, fix in MANY_CACHES:
+        (text,) = (text for text in texts if text.startswith(name))
+        assert fix in text
 
 
 def test_a_cache_without_workers_is_the_datasets(found):
@@ -248,24 +281,41 @@ def test_a_leak_in_c_is_named_with_the_epoch_that_it_ends_in(look):
     assert "persistent_workers=False frees it after each epoch" in text
 
 
+def of_the_loop(findings: Findings) -> str:
+    assert set(findings.fixes) == {"growing_trainer"}
+    text = findings.fixes["growing_trainer"]
+    assert " a step, " in text
+    assert " in an epoch" in text
+    return text
+
+
+MANY_KEPT = [
+    ("losses in train() (list) keeps a Tensor with its graph", "loss.item()"),
+    ("total in train() is a sum of tensors, each with its graph", "loss.item()"),
+    ("History.outputs['train'] (list) keeps a Tensor of each", "(.item())"),
+]
+
+
+def test_what_the_loop_keeps_of_each_step_is_named(found_each):
+    all_found = found_each("plain", "loop.kept", width=2000, keeps="losses+total+attribute")
+    texts = [of_the_loop(found) for found in all_found]
+    for cause, fix in MANY_KEPT:
+        (text,) = (text for text in texts if text.startswith(cause))
+        assert fix in text
+
+
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("keeps", "cause", "fix"),
     [
-        ("losses", "losses in train() (list) keeps a Tensor with its graph", "loss.item()"),
-        ("total", "total in train() is a sum of tensors, each with its graph", "loss.item()"),
-        ("attribute", "History.outputs['train'] (list) keeps a Tensor of each", "(.item())"),
         # As of the words: tests/unit/test_profile_memory.py, and of what is kept: test_loop_growth.
-        soak("scores", "scores in train() (list) keeps 20", "keep a sum or a mean of it"),
-        soak("joined", "joined in train() (Tensor) becomes longer with each step", "its mean"),
+        ("scores", "scores in train() (list) keeps 20", "keep a sum or a mean of it"),
+        ("joined", "joined in train() (Tensor) becomes longer with each step", "its mean"),
     ],
 )
-def test_what_the_loop_keeps_of_each_step_is_named(found, keeps, cause, fix):
-    findings = found("plain", width=2000, keeps=keeps)
-    assert set(findings.fixes) == {"growing_trainer"}
-    text = findings.fixes["growing_trainer"]
+def test_what_else_the_loop_keeps_of_each_step_is_named(found, keeps, cause, fix):
+    text = of_the_loop(found("plain", width=2000, keeps=keeps))
     assert text.startswith(cause)
-    assert " a step, " in text
-    assert " in an epoch" in text
     assert fix in text
 
 
@@ -300,17 +350,26 @@ def test_a_profile_of_a_script_that_keeps_nothing_has_no_finding(begin, tmp_path
     assert "memory" not in states_of(profile)
 
 
-@pytest.mark.parametrize("case", ["one array", "one tensor", "bounded cache"])
-def test_arrays_tensors_and_a_cache_that_ends_are_no_finding(found, case):
-    assert found(case, samples=MANY, persistent="yes").fixes == {}
-
-
-def test_a_memory_map_is_no_finding(found, tmp_path):
+def test_what_does_not_grow_is_no_finding(found, tmp_path):
+    # Arrays, tensors, a memory map, a cache that ends, and a loop that keeps numbers and its first
+    # steps. Each alone: `make soak`.
     file = mapped_file(tmp_path, 20_000 * 2000)
-    findings = found("memory map", samples=20_000, file=file)
+    asked = {"samples": 20_000, "persistent": "yes", "file": file, "keeps": "numbers+warm-up"}
+    findings = found("keeps nothing", **asked)
     assert (findings.fixes, findings.state) == ({}, "")
 
 
+@pytest.mark.soak
+@pytest.mark.parametrize("case", ["one array", "one tensor", "bounded cache", "memory map"])
+def test_arrays_tensors_and_a_cache_that_ends_are_no_finding(found, tmp_path, case):
+    asked: dict[str, object] = {"samples": MANY, "persistent": "yes"}
+    if case == "memory map":
+        asked = {"samples": 20_000, "file": mapped_file(tmp_path, 20_000 * 2000)}
+    findings = found(case, **asked)
+    assert (findings.fixes, findings.state) == ({}, "")
+
+
+@pytest.mark.soak
 @pytest.mark.parametrize("keeps", ["numbers", "warm-up"])
 def test_a_loop_that_keeps_numbers_or_its_first_steps_is_no_finding(found, keeps):
     findings = found("plain", width=2000, keeps=keeps)

@@ -23,11 +23,13 @@ from stoker.profile.loader_phases import shut_down
 from stoker.profile.memory.loop_growth import LoopWatch
 from stoker.profile.memory.python_objects import held_objects
 from stoker.profile.memory.watch import MemoryWatch, measure_growth
-from stoker.profile.rank_results import AsIs, Quartiles, RankResult
+from stoker.profile.rank_results import AsIs, Quartiles, RankResult, WorkerGrowth
 from support import memory_script
 
 # In the share of a profile of 12 s: a worker looks at itself 24 times.
 GROWTH_SECONDS = 0.4
+MOST_SECONDS = 12.8
+LEAST_BATCHES = 24
 # Also where a busy machine takes all of the time for one.
 LEAST_STEPS = 40
 
@@ -108,6 +110,17 @@ class LookedAt:
         raise Seen
 
 
+def worker_growth(loader: DataLoader[torch.Tensor]) -> WorkerGrowth | None:
+    """Returns how a worker grew; of a longer time where a busy machine let it make few batches."""
+    seconds = GROWTH_SECONDS
+    while True:
+        growth, _ = measure_growth(loader, seconds=seconds, iterate=DataLoader.__iter__)
+        is_seen = growth and growth.samples >= LEAST_BATCHES * (loader.batch_size or 1)
+        if is_seen or seconds >= MOST_SECONDS:
+            return growth
+        seconds *= 2
+
+
 def main() -> None:
     asked = memory_script.asked_by(sys.argv[1:])
     loader = memory_script.loader_of(asked)
@@ -117,7 +130,7 @@ def main() -> None:
     result = looked_at.result
     assert result is not None
     if asked.get("growth") != "no":
-        growth, _ = measure_growth(loader, seconds=GROWTH_SECONDS, iterate=DataLoader.__iter__)
+        growth = worker_growth(loader)
         held = held_objects(loader.dataset)
         result = msgspec.structs.replace(result, worker_growth=growth, held_objects=held)
     file = Path(asked["result"])

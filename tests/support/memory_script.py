@@ -3,14 +3,16 @@
 Arguments: name=value pairs. case: what the dataset holds or leaks, one of CASES; samples: of an
 epoch; workers; batch; prefetch; persistent (yes); group: a control group to join first; epochs;
 ballast_mb: what each worker holds; file: what is read, once at the start with read_first (yes);
-keeps: what the loop keeps of each step: losses, total, attribute, joined, scores or numbers, or of
-its first steps alone: warm-up; collate (keeps); waits_for: a file, for which the loop waits once,
-when all workers hold what they hold; copied_to: a file, to which 700 MB are written at the start.
+keeps: what the loop keeps of each step, with "+" between: losses, total, attribute, joined, scores
+or numbers, or of its first steps alone: warm-up; collate (keeps); waits_for: a file, for which the
+loop waits once, when all workers hold what they hold; copied_to: a file, to which 700 MB are
+written at the start.
 """
 
 import collections
 import ctypes
 import functools
+import importlib.util
 import itertools
 import os
 import sys
@@ -327,6 +329,33 @@ class KeepsNothing(OneTensor):
         return super().__getitem__(index) + sum(part[index] for part in others)
 
 
+class ManyCaches(OwnCache):
+    """Keeps each sample in a cache of each kind."""
+
+    def __init__(self, asked: dict[str, str]) -> None:
+        super().__init__(asked)
+        self.others = (CachedGetitem(asked), GlobalCache(asked), GrowingList(asked))
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return super().__getitem__(index) + sum(part[index] for part in self.others)
+
+
+class ManyCopies(Samples):
+    """Reads an object of each kind of collection."""
+
+    def __init__(self, asked: dict[str, str]) -> None:
+        super().__init__(asked)
+        kinds: list[type[Samples]] = [ListOfPaths, DictOfObjects]
+        if importlib.util.find_spec("pandas"):
+            kinds.append(ObjectColumn)
+        self.parts = [kind(asked) for kind in kinds]
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return self.parts[0][index] + sum(part[index] for part in self.parts[1:])
+
+
+CASES["many caches"] = ManyCaches
+CASES["many copies"] = ManyCopies
 CASES["copies and caches"] = CopiesAndCaches
 CASES["keeps nothing"] = KeepsNothing
 
@@ -376,7 +405,7 @@ class History:
 def train(loader: Iterable[torch.Tensor], asked: dict[str, str]) -> None:
     weight = torch.zeros(1, requires_grad=True)
     optimizer = torch.optim.SGD([weight], lr=0.1)
-    keeps, history = asked.get("keeps"), History()
+    keeps, history = set(asked.get("keeps", "").split("+")), History()
     losses: list[torch.Tensor | float] = []
     scores: list[float] = []
     total, joined = torch.zeros(()), torch.zeros(0)
@@ -389,22 +418,22 @@ def train(loader: Iterable[torch.Tensor], asked: dict[str, str]) -> None:
             optimizer.zero_grad()
             outputs = (weight * batch).exp()
             loss = outputs.mean()
-            if keeps in (None, "numbers", "scores", "warm-up"):
+            if keeps <= {"", "numbers", "scores", "warm-up"}:
                 loss.backward()
                 optimizer.step()
-            if keeps == "losses":
+            if "losses" in keeps:
                 losses.append(loss)
-            if keeps == "total":
+            if "total" in keeps:
                 total = total + loss
-            if keeps == "attribute":
+            if "attribute" in keeps:
                 history.outputs["train"].append(outputs.detach())
-            if keeps == "joined":
+            if "joined" in keeps:
                 joined = torch.cat([joined, outputs.detach().reshape(-1)[:10_000]])
-            if keeps == "scores":
+            if "scores" in keeps:
                 scores.extend(outputs.detach().reshape(-1)[:20_000].tolist())
-            if keeps == "warm-up" and len(history.outputs["first"]) < WARM_UP_STEPS:
+            if "warm-up" in keeps and len(history.outputs["first"]) < WARM_UP_STEPS:
                 history.outputs["first"].append(torch.ones(1_000_000))
-            if keeps in ("numbers", "warm-up"):
+            if keeps & {"numbers", "warm-up"}:
                 losses.append(loss.item())
 
 
