@@ -470,6 +470,15 @@ def test_samples_of_two_loaders_at_the_same_place_are_both_listed(tmp_path):
     assert process.num_bad == join_files(tmp_path) == 2
 
 
+def test_samples_of_two_processes_that_count_as_one_rank_are_both_listed(tmp_path):
+    one = BadSample(index="7", error="E", text="t")
+    other = BadSample(index="8", error="E", text="t")
+    for sample in (one, other, one):
+        path = tmp_path / FILE_OF_RANK.format(rank=0)
+        BadSampleFile(path, rank=0).add([sample], batch_of(1))
+    assert join_files(tmp_path) == 2
+
+
 def test_a_text_that_is_no_unicode_is_listed(tmp_path):
     class Named(Numbers):
         def __getitem__(self, index: int) -> torch.Tensor:

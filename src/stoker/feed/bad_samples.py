@@ -244,13 +244,14 @@ def join_lists_of_hosts(folders: Iterable[Path], file: Path) -> int:
 
 def _join(lists: Sequence[Path], *, into: Path) -> int:
     """Writes the rows of lists into one file, in order, each sample once; returns how many."""
-    rows: dict[tuple[int, ...], list[str]] = {}
+    rows: dict[tuple[tuple[int, ...], str], list[str]] = {}
     for path in lists:
         with path.open(newline="", encoding="utf-8") as file:
             for row in csv.reader(file):
                 # Not the head, nor the last line of a process that was killed.
                 if len(row) == len(COLUMNS) and row[0] != COLUMNS[0]:
-                    rows[tuple(map(int, row[:5]))] = row
+                    # With the index: two processes that a script started may both be rank 0.
+                    rows[(tuple(map(int, row[:5])), row[5])] = row
     with into.open("w", newline="", encoding="utf-8") as file:
         written = csv.writer(file)
         written.writerow(COLUMNS)

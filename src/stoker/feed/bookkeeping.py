@@ -33,6 +33,7 @@ from stoker.feed.dealt_steps import BalanceFile, BalanceNews
 from stoker.feed.doubts import ErrorTrust
 from stoker.feed.resource_usage import Usage
 from stoker.feed.short_loaders import LoaderLife, LoaderLine, made_here_words
+from stoker.feed.started_ranks import with_rank
 from stoker.feed.stream_progress import StreamProgress, StreamState
 from stoker.feed.timeline import FILE, Timeline
 from stoker.feed.wire.imported_code import INSTALLED
@@ -639,7 +640,7 @@ def known_process() -> TrainerProcess | None:
 
 @functools.lru_cache(maxsize=1)
 def _process(pid: int) -> TrainerProcess:
-    settings = from_environment()
+    settings = with_rank(from_environment())
     if is_worker():
         # Iterations in a data worker are not steps of the training.
         settings = replace(settings, output=None)

@@ -439,7 +439,8 @@ def _own_of(
         return _checked(state)
     settings = process.settings
     here = Here(
-        rank=settings.rank,
+        # Processes of mp.spawn without a group are no ranks of each other.
+        rank=settings.rank % settings.world_size,
         world_size=settings.world_size,
         facts=facts,
         now=take(parts_of(loader)),
@@ -652,7 +653,7 @@ def _facts(
         "batch_size": loader.batch_size or getattr(batch_sampler, "batch_size", None),
         "drop_last": loader.drop_last or bool(getattr(batch_sampler, "drop_last", False)),
         "world_size": process.settings.world_size,
-        "rank": process.settings.rank,
+        "rank": process.settings.rank % process.settings.world_size,
     }
 
 
