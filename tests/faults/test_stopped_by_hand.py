@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from stoker.records import Training, read_json
-from support.local_job import assert_nothing_left, marked_processes, until
+from support.local_job import assert_nothing_left, marked_processes, shared_memory, until
 from support.train_command import Verb
 
 pytestmark = pytest.mark.fault
@@ -33,6 +33,7 @@ for number, batch in enumerate(DataLoader(Slow(), batch_size=2)):
 @contextlib.contextmanager
 def begun(folder, script, *words):
     (folder / "script.py").write_text(script)
+    before = shared_memory()
     train = Verb(folder, [*words, "--", "python", "script.py"], start_new_session=True)
     try:
         until((folder / "begun").exists, what="the script has begun")
@@ -42,7 +43,7 @@ def begun(folder, script, *words):
         yield train, run_dir
     finally:
         train.kill()
-    assert_nothing_left(run_dir, pids)
+    assert_nothing_left(run_dir, pids, before=before)
 
 
 # cli/main.py catches both for all platforms: SIGTERM in test_sagemaker_train.

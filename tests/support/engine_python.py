@@ -10,7 +10,12 @@ import pytest
 
 import stoker
 from stoker.records import Training, read_json
-from support.local_job import assert_nothing_left, is_running, marked_processes
+from support.local_job import (
+    assert_nothing_left,
+    is_running,
+    marked_processes,
+    shared_memory,
+)
 from support.processes import ran
 
 REPO = Path(__file__).parents[2]
@@ -45,6 +50,7 @@ class EngineRun:
         command += [f"--group={group}" for group in groups]
         command += [f"--set={setting}" for setting in settings]
         pids: set[int] = set()
+        before = shared_memory()
         environ = {**os.environ, "PYTHONPATH": str(SOURCES)}
         how = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "start_new_session": True}
         how |= {"text": True, "errors": "replace", "cwd": self._tmp_path}
@@ -66,4 +72,4 @@ class EngineRun:
         assert len(pids) > 2, "the run had processes"
         assert not any(map(is_running, pids))
         for run in (self._tmp_path / "runs").iterdir():
-            assert_nothing_left(run, pids)
+            assert_nothing_left(run, pids, before=before)

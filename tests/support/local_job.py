@@ -83,8 +83,22 @@ def is_of_another_tester(port: int) -> bool:
     return False
 
 
-def assert_nothing_left(run_dir: Path, pids: set[int]) -> None:
-    """No process, port, shared memory or token of the run in `run_dir` is left."""
+def shared_memory() -> frozenset[str]:
+    """Returns the names of what is in shared memory, whosever it is."""
+    return frozenset(os.listdir("/dev/shm") if os.path.isdir("/dev/shm") else ())
+
+
+def assert_nothing_left(
+    run_dir: Path, pids: set[int], *, before: frozenset[str] = frozenset()
+) -> None:
+    """No process, port, shared memory or token of the run in `run_dir` is left.
+
+    Args:
+        run_dir: The run's folder.
+        pids: Of processes of the run.
+        before: Shared memory that was there before the run: the number of a process that left some
+            hours ago may be one of `pids` again.
+    """
     left = marked_processes(run_dir) | {pid for pid in pids if is_running(pid)}
     assert not left, [psutil.Process(pid).cmdline() for pid in left]
     logs = "\n".join(path.read_text(errors="replace") for path in run_dir.rglob("*.log"))
@@ -92,7 +106,7 @@ def assert_nothing_left(run_dir: Path, pids: set[int]) -> None:
     for port in {int(a or b) for a, b in ports}:
         is_free = not is_listening(port) or is_of_another_tester(port)
         assert is_free, f"port {port} is still bound"
-    shared = os.listdir("/dev/shm") if os.path.isdir("/dev/shm") else []
+    shared = shared_memory() - before
     # Whole numbers, as torch_PID_...: random names as sem.mp-yw630n9a have digits, too.
     whole = re.compile(r"(?<![a-z0-9])\d+(?![a-z0-9])")
     theirs = [n for n in shared if set(map(int, whole.findall(n)[:1])) & pids]
@@ -143,6 +157,7 @@ class LocalJob:
 
     def __enter__(self) -> "LocalJob":
         platform = LocalPlatform()
+        self._shared = shared_memory()
         self.request = platform.plan(self.spec)
         with forking() if self._is_forked else contextlib.nullcontext():
             self.run = platform.submit(self.request)
@@ -150,7 +165,7 @@ class LocalJob:
 
     def __exit__(self, *_: object) -> None:
         self.run.stop()
-        assert_nothing_left(self.spec.run_dir, self.pids)
+        assert_nothing_left(self.spec.run_dir, self.pids, before=self._shared)
 
     @property
     def leader(self) -> str:
