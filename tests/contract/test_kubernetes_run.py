@@ -290,7 +290,7 @@ def test_a_job_that_is_being_deleted_is_waited_for(api, platform, job, api_name)
         second = pool.submit(platform.submit, request)
         until(lambda: num_tries() > creations + 1, what="it is tried again")
         api.finish_deletions()
-        assert not second.result(20).is_adopted
+        assert not second.result(150).is_adopted
     assert api.get(plural, NAME)["metadata"]["uid"] != uid
 
 
@@ -448,7 +448,7 @@ def test_a_profile_s_results_come_back_in_the_leader_s_log(api, platform, tmp_pa
         api.say(leader, *leader_lines(output, run=NAME))
         api.end_pod(leader)
         api.end_job(NAME)
-        profiled = found.result(30)
+        profiled = found.result(150)
     assert msgspec.structs.replace(profiled, origin=None) == sample_profile()
     assert profiled.origin is not None
     assert profiled.origin.image == "registry.example/mnist:1"

@@ -198,8 +198,9 @@ def test_the_port_is_on_loopback_and_free_again_after_the_run():
         probe.bind(("127.0.0.1", port))
 
 
-def test_silent_connections_take_few_threads_and_delay_no_scrape():
+def test_silent_connections_take_few_threads_and_delay_no_scrape(monkeypatch):
     pytest.importorskip("prometheus_client")
+    monkeypatch.setattr("stoker.launch.prometheus.REQUEST_SECONDS", 120.0)
     port, before = free_port(), threading.active_count()
     with served(port, Seen()), contextlib.ExitStack() as silent:
         for _ in range(5 * MAX_CONNECTIONS):
@@ -207,7 +208,7 @@ def test_silent_connections_take_few_threads_and_delay_no_scrape():
         assert "stoker_steps_total" in scrape(port)
         # Those that were replaced end at once, not after their timeout.
         few = before + MAX_CONNECTIONS + 1
-        wait_until(lambda: threading.active_count() <= few, "few threads", 5)
+        wait_until(lambda: threading.active_count() <= few, "few threads", 60)
 
 
 def not_served(port):

@@ -167,7 +167,7 @@ def test_a_webhook_is_left_alone_as_long_as_it_asks(receiver, monkeypatch, heade
     is_date = header == "date"
     asked = formatdate(time.time() + 30, usegmt=True) if is_date else header
     receiver.first = [(503 if is_date else 429, {"Retry-After": asked})]
-    assert post(receiver.url, {"text": ""}, timeout=5) == ""
+    assert post(receiver.url, {"text": ""}, timeout=50) == ""
     assert slept == [pytest.approx(pause, abs=5 * is_date)]
 
 

@@ -374,7 +374,7 @@ def test_trainer_comes_in_and_a_worker_is_replaced_amid_a_thousand_half_open_con
     assert before > 1024
     with flood(address, connections=1000):
         assert agent.num_threads() < 12
-        wait_until(lambda: agent.num_fds() < before + 2 * MAX_WAITING, "strangers are few", 20.0)
+        wait_until(lambda: agent.num_fds() < before + 2 * MAX_WAITING, "strangers are few")
         trainer = crowded.paused(**GIVEN)
         crowded.kill_worker(0)
         trainer.go_on()
