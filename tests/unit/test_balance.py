@@ -739,7 +739,8 @@ def loader_of(sampler: Any = None, **options: Any) -> DataLoader:
         ),
         (
             DataLoader(NINE, batch_sampler=SkipBatchSampler(accelerates([1]), 2), num_workers=1),
-            "it skips what was read of an epoch before",
+            # A script that resumes so has no costs: the next epoch is as drawn, too.
+            "it skips what was read of an epoch before .* after the next whole epoch, or in it if",
         ),
         (loader_of(Own(NINE, num_replicas=4, rank=1)), "a Own, is not torch's Distributed"),
         (loader_of(batch_size=None), r"no batches of its own \(batch_size=None\)"),

@@ -81,8 +81,8 @@ _SEEN = (
     ": dealt are the samples of torch's DistributedSampler, and of loaders that Accelerate prepares"
 )
 _SKIPS = (
-    "it skips what was read of an epoch before (Accelerate's skip_first_batches); in the next "
-    "epoch its samples are dealt"
+    "it skips what was read of an epoch before (Accelerate's skip_first_batches); its samples are "
+    "dealt after the next whole epoch, or in it if this run has measured them before"
 )
 _TOGETHER = ", may decide which samples are together in a batch of one rank: they are left so"
 # Samplers of which any samples may be together; transformers' puts similar lengths together.
