@@ -131,7 +131,8 @@ def main() -> None:
     assert result is not None
     if asked.get("growth") != "no":
         growth = worker_growth(loader)
-        held = held_objects(loader.dataset)
+        is_forked = batches.start_method_of(loader) == "fork"
+        held = held_objects(loader.dataset, with_arrays=not is_forked)
         result = msgspec.structs.replace(result, worker_growth=growth, held_objects=held)
     file = Path(asked["result"])
     file.with_suffix(".part").write_bytes(msgspec.json.encode(result))

@@ -1,6 +1,7 @@
 """What a loop keeps of each step: found by lengths, named as the script names it."""
 
 import gc
+import itertools
 import logging
 import logging.handlers
 import weakref
@@ -146,6 +147,28 @@ def looks(*sizes: int) -> list[_Look]:
 def test_what_is_allocated_once_is_no_growth():
     assert grown_per_step(looks(*[MB] * 30, *[900 * MB] * 30)) == 0.0
     assert grown_per_step(looks(*(place * MB for place in range(60)))) == MB
+
+
+def test_a_buffer_that_has_filled_up_is_no_growth():
+    # As of 700 steps of a replay buffer, in a profile of 900.
+    assert grown_per_step(looks(*(min(place, 70) * MB for place in range(90)))) == 0.0
+
+
+@pytest.mark.parametrize(("freed", "grown"), [(39, 0), (5, MB)])
+def test_what_is_freed_and_kept_by_glibc_is_no_growth(freed, grown):
+    given_back: list[int] = []
+    used = itertools.count(0, MB)
+    watch = LoopWatch(
+        used=lambda: next(used) - sum(given_back),
+        give_back=lambda: given_back.append(freed * MB),
+        clock=iter(range(10**6)).__next__,
+    )
+    for number in range(STEPS):
+        watch.look(number)
+    growth = watch.result(STEPS)
+    assert growth is not None
+    assert growth.grown_bytes_per_step == grown
+    assert len(given_back) == 1
 
 
 def test_an_allocators_lumps_are_growth():

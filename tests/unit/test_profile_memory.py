@@ -20,6 +20,7 @@ from stoker.host.memory_usage import (
     process_memory,
     written_bytes,
 )
+from stoker.profile.batches import facts_of
 from stoker.profile.memory.findings import memory_findings, memory_of
 from stoker.profile.memory.growing_objects import grown_between, sizes_of
 from stoker.profile.memory.python_objects import held_objects
@@ -255,6 +256,30 @@ def boxes_of(count: int) -> dict[int, np.ndarray]:
     return {number: np.full(4, number / 2) for number in range(count)}
 
 
+def test_arrays_count_where_each_worker_is_sent_a_copy(tmp_path):
+    np.zeros(2 * MB, np.uint8).tofile(tmp_path / "mapped")
+    dataset = SimpleNamespace(
+        values=np.zeros(MB, np.float32),
+        small=np.zeros(9),
+        shared=torch.zeros(MB),
+        mapped=np.memmap(tmp_path / "mapped", np.uint8, mode="r"),
+    )
+    assert held_objects(dataset) == ()
+    held = held_objects(dataset, with_arrays=True)
+    assert [(array.name, array.element, array.num_bytes) for array in held] == [
+        ("SimpleNamespace.values", "float32", 4 * MB),
+        ("SimpleNamespace.mapped", "uint8", 2 * MB),
+    ]
+
+
+@pytest.mark.parametrize(("method", "is_forked"), [("spawn", False), ("fork", True), (None, True)])
+def test_a_loaders_facts_say_whether_its_workers_are_forks(method, is_forked):
+    loader = torch.utils.data.DataLoader(
+        dataset_of("plain"), num_workers=1, multiprocessing_context=method
+    )
+    assert facts_of(loader).is_forked is is_forked
+
+
 def test_what_a_script_holds_beside_its_dataset_is_not_the_datasets():
     names = [held.name for held in held_objects(with_closure())]
     assert not any("PATHS_OF_ALL" in name for name in names)
@@ -449,6 +474,29 @@ def test_what_helps_against_copies_follows_from_what_is_copied(element, words):
     held = msgspec.structs.replace(NAMES, element=element)
     _, fixes = findings_of(objects=(held,), copied_bytes_per_sample=4000.0, **BELOW)
     assert words in fixes["copied_objects"]
+
+
+def test_workers_that_are_sent_the_dataset_have_a_copy_of_all_of_it():
+    assert RANK.loader is not None
+    facts = msgspec.structs.replace(RANK.loader, start_method="spawn")
+    array = HeldObjects(
+        name="A.values", container="ndarray", element="float32", count=10**7, num_bytes=40 * MB
+    )
+    memory = memory_with(objects=(NAMES, array), **BELOW)
+    rank = msgspec.structs.replace(RANK, loader=facts)
+    _, fixes = memory_findings(memory, [rank], read_bytes=None)
+    (text,) = (fix.text for fix in fixes)
+    assert text.startswith(
+        "each worker is sent a copy of the dataset, as it is no fork (spawn): three workers x "
+        "130 MB of A.names, a list of 1,000,000 str, and one more like it: "
+        "multiprocessing_context='fork'"
+    )
+    assert text.endswith("saves up to 390 MB")
+    alone = msgspec.structs.replace(memory, objects=(array,))
+    _, fixes = memory_findings(alone, [rank], read_bytes=None)
+    assert "40.0 MB of A.values, an array of 10,000,000 float32" in fixes[0].text
+    small = msgspec.structs.replace(memory, objects=())
+    assert memory_findings(small, [rank], read_bytes=None)[1] == []
 
 
 def test_copies_that_do_not_fit_are_a_limit():

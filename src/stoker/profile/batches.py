@@ -156,7 +156,14 @@ def facts_of(loader: DataLoader[object]) -> LoaderFacts:
         reach=reach,
         iterable=is_stream,
         splits=not is_one_call,
+        start_method=start_method_of(loader),
     )
+
+
+def start_method_of(loader: DataLoader[object]) -> str:
+    """Returns how a loader's workers begin: fork, spawn or forkserver."""
+    context = loader.multiprocessing_context or torch.multiprocessing
+    return str(context.get_start_method())
 
 
 def length_of(loader: DataLoader[object]) -> int | None:

@@ -804,8 +804,10 @@ class ProfileSession:
             "how a worker's memory grows",
             lambda: measure_growth(loader, seconds=seconds, iterate=self._iterate),
         )
+        is_forked = batches.start_method_of(loader) == "fork"
         held = self._tried(
-            "what the dataset holds in memory", lambda: (held_objects(loader.dataset), [])
+            "what the dataset holds in memory",
+            lambda: (held_objects(loader.dataset, with_arrays=not is_forked), []),
         )
         self._findings.learn(worker_growth=growth, held_objects=held or ())
         self._findings.write()

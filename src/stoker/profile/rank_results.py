@@ -305,6 +305,7 @@ class LoaderFacts(msgspec.Struct, frozen=True, kw_only=True):
         fails_in_workers: What a loader without workers raised in all of them; empty: nothing.
         shippable: Whether its dataset can be sent to data hosts; None: not known.
         splits: Whether the samples of a batch are made one by one; None: not known.
+        start_method: How its workers begin: fork, spawn or forkserver.
     """
 
     num_workers: int
@@ -321,6 +322,12 @@ class LoaderFacts(msgspec.Struct, frozen=True, kw_only=True):
     fails_in_workers: str = ""
     shippable: Shippable | None = None
     splits: bool | None = None
+    start_method: str = "fork"
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether workers share what the trainer has, until they write to it."""
+        return self.start_method == "fork"
 
 
 class WorkerGrowth(msgspec.Struct, frozen=True, kw_only=True):

@@ -219,7 +219,34 @@ def _limit(memory: ProfiledMemory) -> str:
     return f"{size(memory.limit_bytes)}, {whose},"
 
 
+def _copied_dataset(memory: ProfiledMemory, facts: LoaderFacts) -> Iterator[_Finding]:
+    """Yields what workers that are no forks were sent of the dataset, each of them all of it."""
+    total = memory.workers * sum(held.num_bytes for held in memory.objects)
+    if not facts.num_workers or total < _WORTH_A_LINE * memory.limit_bytes:
+        return
+    yield _Finding(
+        id="copied_objects",
+        cause="each worker is sent a copy of the dataset, as it is no fork "
+        f"({facts.start_method}): {_copies_words(memory, memory.objects)}",
+        fix="multiprocessing_context='fork' shares what no worker writes; where that may not be, "
+        "tensors are shared, and a file that each worker opens by itself is (np.load with "
+        f"mmap_mode='r' in __getitem__): saves up to {size(total)}",
+        num_bytes=total,
+    )
+
+
+def _copies_words(memory: ProfiledMemory, copied: Sequence[HeldObjects]) -> str:
+    most = _held_words(copied[0])
+    if copied[1:]:
+        most += f", and {count(len(copied) - 1, 'more like it', 'more like it')}"
+    copy_size = size(sum(held.num_bytes for held in copied))
+    return f"{count(memory.workers, 'worker')} x {copy_size} of {most}"
+
+
 def _copied_objects(memory: ProfiledMemory, facts: LoaderFacts) -> Iterator[_Finding]:
+    if not facts.is_forked:
+        yield from _copied_dataset(memory, facts)
+        return
     if not facts.num_workers or memory.copied_bytes_per_sample < _LEAST_COPIED:
         return
     growing = {grown.name for grown in memory.growing}
@@ -227,14 +254,10 @@ def _copied_objects(memory: ProfiledMemory, facts: LoaderFacts) -> Iterator[_Fin
     total = memory.workers * sum(held.num_bytes for held in copied)
     if not copied or total < _WORTH_A_LINE * memory.limit_bytes:
         return
-    most = _held_words(copied[0])
-    if copied[1:]:
-        most += f", and {count(len(copied) - 1, 'more like it', 'more like it')}"
-    copy_size = size(total / memory.workers)
     yield _Finding(
         id="copied_objects",
-        cause=f"each worker copies the dataset's Python objects as it reads them: "
-        f"{count(memory.workers, 'worker')} x {copy_size} of {most}",
+        cause="each worker copies the dataset's Python objects as it reads them: "
+        f"{_copies_words(memory, copied)}",
         fix=f"{_one_array(copied[0])}, which all workers share: saves up to {size(total)}",
         num_bytes=total,
         is_limit=memory.used_bytes + total > memory.limit_bytes,
@@ -242,6 +265,8 @@ def _copied_objects(memory: ProfiledMemory, facts: LoaderFacts) -> Iterator[_Fin
 
 
 def _held_words(held: HeldObjects) -> str:
+    if held.container in ("ndarray", "memmap"):
+        return f"{held.name}, an array of {whole(held.count)} {held.element}"
     return f"{held.name}, a {held.container} of {whole(held.count)} {held.element}"
 
 

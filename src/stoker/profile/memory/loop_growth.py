@@ -13,7 +13,7 @@ import time
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from types import CellType, FrameType, FunctionType, ModuleType
 from typing import NamedTuple, cast
 
@@ -22,7 +22,7 @@ import torch
 
 import stoker
 from stoker.feed.reachable import read_slot, slots_of
-from stoker.host.memory_usage import written_bytes
+from stoker.host.memory_usage import give_back_freed, written_bytes
 from stoker.profile.loader_phases import attributes_of
 from stoker.profile.memory.python_objects import kept_bytes
 from stoker.profile.rank_results import LoopGrowth
@@ -34,6 +34,11 @@ _WARM_UP_SHARE = 1 / 3
 _LEAST_LOOKS = 8
 # An allocator takes memory in lumps, so that short intervals have none or much.
 _INTERVALS = 6
+# Of them at the end: a buffer that has filled up grows no more.
+_LAST_INTERVALS = 2
+_LEAST_LATE = 0.3
+# Of what was seen: memory that was freed, and that glibc keeps.
+_MUCH_FREED = 0.5
 # Less is not searched for, in bytes a step.
 _LEAST_GROWN = 1000
 # Of the steps: what is kept in every second step still grows.
@@ -71,9 +76,11 @@ class LoopWatch:
         self,
         *,
         used: Callable[[], int] = written_bytes,
+        give_back: Callable[[], None] = give_back_freed,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._used = used
+        self._give_back = give_back
         self._clock = clock
         self._due_at = 0.0
         self._looks: list[_Look] = []
@@ -117,10 +124,18 @@ class LoopWatch:
         if grown is None:
             return None
         kept: tuple[KeptObjects, ...] = ()
+        seen = self._looks[-1].written_bytes - self._looks[0].written_bytes
         if grown >= _LEAST_GROWN:
             kept = tuple(self._kept(steps, grown))
-        seen = self._looks[-1].written_bytes - self._looks[0].written_bytes
+            if not kept and self._freed_bytes() >= _MUCH_FREED * seen:
+                grown = 0.0
         return LoopGrowth(grown_bytes_per_step=grown, seen_bytes=max(0, seen), kept=kept)
+
+    def _freed_bytes(self) -> int:
+        """Gives back what the process has freed; returns how much that was."""
+        before = self._used()
+        self._give_back()
+        return before - self._used()
 
     def _kept(self, steps: int, grown: float) -> list[KeptObjects]:
         """Returns what keeps something of each step, graphs first.
@@ -201,7 +216,7 @@ class LoopWatch:
 def grown_per_step(looks: Sequence[_Look]) -> float | None:
     """Returns the bytes that a usual step adds after a warm-up; None: there were too few looks.
 
-    A median of intervals: what is allocated once is no growth.
+    A median of intervals: what is allocated once is no growth, nor what ends before the last steps.
     """
     usual = [look for look in looks if look.steps > _WARM_UP_SHARE * looks[-1].steps]
     if len(usual) < _LEAST_LOOKS:
@@ -212,7 +227,10 @@ def grown_per_step(looks: Sequence[_Look]) -> float | None:
         for earlier, later in itertools.pairwise(marks)
         if later.steps > earlier.steps
     ]
-    return max(0.0, median(rates))
+    usual_rate = median(rates)
+    if fmean(rates[-_LAST_INTERVALS:]) < _LEAST_LATE * usual_rate:
+        return 0.0
+    return max(0.0, usual_rate)
 
 
 class _Names:

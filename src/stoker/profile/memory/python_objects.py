@@ -49,11 +49,16 @@ _SMALL_INT = 256
 
 
 def held_objects(
-    dataset: object, *, clock: Callable[[], float] = time.monotonic
+    dataset: object, *, with_arrays: bool = False, clock: Callable[[], float] = time.monotonic
 ) -> tuple[HeldObjects, ...]:
     """Returns the collections of Python objects in a dataset's attributes, the largest first.
 
     Blocks for half a second at most; sizes are estimates from 256 elements of each collection.
+
+    Args:
+        dataset: The dataset.
+        with_arrays: Large arrays as well: workers that are no forks get a copy of each.
+        clock: Monotonic seconds.
     """
     until = clock() + _MAX_SECONDS
     by_name: dict[str, HeldObjects] = {}
@@ -66,7 +71,27 @@ def held_objects(
         held = _held(path, holder, elements)
         if held is not None:
             by_name.setdefault(path, held)
+    if with_arrays:
+        by_name |= {held.name: held for held in _held_arrays(dataset)}
     return tuple(sorted(by_name.values(), key=lambda held: -held.num_bytes))
+
+
+def _held_arrays(dataset: object) -> Iterator[HeldObjects]:
+    """Yields the large arrays in a dataset's attributes, those of mapped files among them."""
+    seen = set[int]()
+    for item in reachable_from(dataset):
+        for path, value in _parts_with_names(item, {}):
+            if not isinstance(value, np.ndarray) or value.dtype == object or id(value) in seen:
+                continue
+            seen.add(id(value))
+            if value.nbytes >= _LEAST_BYTES:
+                yield HeldObjects(
+                    name=path,
+                    container=type(value).__name__,
+                    element=value.dtype.name,
+                    count=value.size,
+                    num_bytes=value.nbytes,
+                )
 
 
 def collections_of(dataset: object) -> Iterator[tuple[str, object, object]]:
