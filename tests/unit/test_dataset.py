@@ -178,30 +178,6 @@ def test_a_factory_of_another_form_is_refused_and_a_missing_one_is_named():
         len(remote("builtins:no_such_thing"))
 
 
-class OddError(Exception):
-    def __init__(self, code, *, reason):
-        super().__init__(code, reason)
-        self.code = code
-
-    def __reduce__(self):
-        return (functools.partial(OddError, reason="again"), (self.code,))
-
-
-class HopelessError(Exception):
-    def __init__(self, a, b):
-        super().__init__("hopeless")
-
-
-class LeavingError(Exception):
-    """Its own code ends the process that looks at it."""
-
-    def __str__(self):
-        sys.exit("no words")
-
-    def __reduce__(self):
-        sys.exit("not to be pickled")
-
-
 def raised(err):
     try:
         raise err
@@ -216,34 +192,6 @@ def test_an_error_comes_back_with_its_type_and_where_it_happened():
         for words in ("index 7", "data-3", "bad sample", "in raised"):
             assert words in str(back)
         assert str(back).count("\n") > 3
-
-
-def test_an_error_with_an_odd_constructor_keeps_its_facts_or_becomes_a_runtime_error():
-    back = raised(OddError(5, reason="x"))
-    assert isinstance(back, OddError)
-    assert back.code == 5
-    assert "data-3" in "".join(back.__notes__)
-    many = ExceptionGroup("the words", [ValueError("one")])
-    for err in (UnicodeDecodeError("utf-8", b"ab", 1, 2, "the words"), many):
-        back = raised(err)
-        assert (type(back), repr(back.args)) == (type(err), repr(err.args))
-    hopeless = raised(HopelessError(1, 2))
-    assert type(hopeless) is RuntimeError
-    assert "HopelessError" in str(hopeless)
-    leaving = raised(LeavingError())
-    assert type(leaving) is RuntimeError
-    assert "Caught LeavingError in index 7" in str(leaving)
-
-
-def test_an_error_whose_class_is_unknown_here_becomes_a_runtime_error():
-    class LocalError(Exception):
-        pass
-
-    sent = pack_error(LocalError("x"), host="h", where="w")
-    broken = pickle.loads(sent)
-    data = pickle.dumps(type(broken)(b"cno_such_module\nX\n.", "LocalError", broken.message, None))
-    assert type(unpack_error(data)) is RuntimeError
-    assert type(unpack_error(sent)).__name__ == "LocalError"
 
 
 def test_an_error_of_stoker_keeps_its_three_facts():

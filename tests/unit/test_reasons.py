@@ -11,6 +11,7 @@ from torch._utils import ExceptionWrapper
 
 from stoker.errors import FeedError, FeedLostError, MissingExtraError, UsageError
 from stoker.failure_reasons import cause_of, reason_of_failure, said_in
+from stoker.feed.wire import dataset
 from stoker.feed.wire.dataset import pack_error, unpack_error
 from stoker.launch import finish
 from stoker.launch.supervise import STDERR_TAIL_BYTES, OutputTail
@@ -195,7 +196,9 @@ def test_the_error_of_a_data_worker_is_told_with_its_own_text_and_where(err, tex
     assert said_in("".join(traceback.format_exception(err)).splitlines()) == f"{text}{where}"
 
 
-def test_an_error_that_was_wrapped_twice_and_cannot_be_made_again_keeps_its_own_text():
+def test_an_error_that_was_wrapped_twice_and_cannot_be_made_again_keeps_its_own_text(monkeypatch):
+    # In this process: its own code is harmless.
+    monkeypatch.setattr(dataset, "last_made", lambda *_, **__: None)
     err = TwoArguments("a.tar", 3)
     err.__context__ = OSError("an earlier one")
     found = failure_of(by_torch(by_the_feed(err)))

@@ -4,6 +4,7 @@ Of the script's environment only what the script itself changed is sent, without
 without what differs between ranks or hosts: a data host holds a dataset once for all ranks.
 """
 
+import builtins
 import contextlib
 import hashlib
 import importlib.util
@@ -24,6 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Literal, NamedTuple
 
+from stoker import errors
 from stoker.errors import ProtocolError, ShippingError, StokerError
 from stoker.feed import why_unfed
 from stoker.feed.why_unfed import Cause, WhyUnfed
@@ -37,6 +39,7 @@ from stoker.feed.wire.definitions import (
 from stoker.feed.wire.host_errors import class_name, place_of
 from stoker.feed.wire.import_path import ImportPath
 from stoker.feed.wire.imported_code import CodeFacts, imported_code
+from stoker.feed.wire.in_child import last_made
 from stoker.feed.wire.pickling import (
     AnswerUnpickler,
     DatasetFactory,
@@ -104,6 +107,18 @@ LARGE_SPEC_BYTES = 64 << 20
 # Limits of an error's text, which is shortened in the middle, and of its pickled arguments.
 _MAX_ERROR_TEXT = 64 << 10
 _MAX_ERROR_BYTES = 1 << 20
+# That an error's own code may take: its text, its pickle, and its class in the trainer.
+_ERROR_SECONDS = 10.0
+# Errors without code of their own, if what they hold is plain. The traceback of an AttributeError
+# looks at its object for a name that is alike.
+_PLAIN_ERRORS = frozenset(
+    kind
+    for kind in (*vars(builtins).values(), *vars(errors).values())
+    if isinstance(kind, type) and issubclass(kind, BaseException)
+) - {AttributeError}
+_PLAIN_TYPES = frozenset((str, bytes, int, float, bool, type(None)))
+# Errors of a chain that are looked at.
+_MAX_BEHIND = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -608,7 +623,10 @@ class _PackedError:
 def pack_error(
     err: BaseException, *, host: str, where: str, side: why_unfed.Side | None = None
 ) -> bytes:
-    """Pickles a worker's exception.
+    """Pickles a worker's exception; blocks for up to 10 s if the exception's own code hangs.
+
+    That code runs here as it is pickled, and in the trainer as it is unpickled. So both are tried
+    in a child first: what hangs there, or ends it, does not travel.
 
     Args:
         err: The exception.
@@ -616,28 +634,66 @@ def pack_error(
         where: Worker and sample: `data worker 1, index 41`.
         side: The host in words, where the error may say something of it: a data host.
     """
-    try:
-        return _packed(err, host=host, where=where, side=side)
-    except Exception:
-        # Its own attributes raise; where it was raised is known.
-        place = place_of(err) or "code that has no file"
-        shown = RuntimeError(f"{class_name(err)}, which cannot be shown, in {place}")
-        return _packed(shown, host=host, where=where, side=None)
+    place = place_of(err) or "code that has no file"
+    unseen = f"{class_name(err)}, which cannot be shown, in {place} ({where} on host {host})"
+    packed = _PackedError(None, class_name(err), unseen)
+
+    def stages() -> Iterator[_PackedError]:
+        return _stages(err, host=host, where=where, side=side)
+
+    def tried() -> Iterator[bytes]:
+        for stage in stages():
+            data = pickle.dumps(stage)
+            unpack_error(data)
+            yield data
+
+    if not _is_plain(err):
+        data = last_made(tried, max_seconds=_ERROR_SECONDS)
+        if data is not None:
+            return data or pickle.dumps(packed)
+    # Its own attributes may raise.
+    with contextlib.suppress(Exception):
+        for stage in stages():
+            packed = stage
+    return pickle.dumps(packed)
 
 
-def _packed(err: BaseException, *, host: str, where: str, side: why_unfed.Side | None) -> bytes:
+def _stages(
+    err: BaseException, *, host: str, where: str, side: why_unfed.Side | None
+) -> "Iterator[_PackedError]":
+    """Yields an error with ever more of it; each needs more of the error's own code."""
     trace = traceback.TracebackException.from_exception(err)
     _cut_texts(trace)
     text = _cut("".join(trace.format()))
-    message = f"Caught {type(err).__name__} in {where} on host {host}.\nOriginal {text}"
+    name = class_name(err)
+    message = f"Caught {name} in {where} on host {host}.\nOriginal {text}"
+    packed = _PackedError(None, name, message)
+    yield packed
+    if side is not None and not isinstance(err, StokerError):
+        packed = replace(packed, why=why_not_made(err, side))
+    packed = replace(packed, kind=answer_of(type(err)))
+    yield packed
     long = sum(len(argument) for argument in err.args if isinstance(argument, str | bytes))
     arguments = answer_of(err) if long <= _MAX_ERROR_BYTES else None
     # The error has to fit a message.
-    if arguments is not None and len(arguments) > _MAX_ERROR_BYTES:
-        arguments = None
-    why = None if side is None or isinstance(err, StokerError) else why_not_made(err, side)
-    packed = _PackedError(answer_of(type(err)), type(err).__name__, message, arguments, why)
-    return pickle.dumps(packed)
+    if arguments is not None and len(arguments) <= _MAX_ERROR_BYTES:
+        yield replace(packed, arguments=arguments)
+
+
+def _is_plain(err: BaseException) -> bool:
+    """Returns whether neither an error nor one behind it has code of its own."""
+    behind: list[BaseException | None] = [err]
+    for error in behind:
+        if error is None:
+            continue
+        # First: what it holds may be its own code's to say.
+        if type(error) not in _PLAIN_ERRORS or len(behind) > _MAX_BEHIND:
+            return False
+        values = [*error.args, getattr(error, "filename", None), *vars(error).values()]
+        if any(type(value) not in _PLAIN_TYPES for value in values):
+            return False
+        behind += (error.__cause__, error.__context__)
+    return True
 
 
 def _cut(text: str) -> str:

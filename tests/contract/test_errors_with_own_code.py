@@ -1,0 +1,203 @@
+"""Errors with code of their own come to the trainer without what hangs there, or ends it."""
+
+import errno
+import functools
+import os
+import pickle
+import signal
+import sys
+import time
+from pathlib import Path
+from types import MappingProxyType
+
+import pytest
+
+from stoker.errors import FeedLostError
+from stoker.feed.wire import dataset as shipping
+from stoker.feed.wire.dataset import pack_error, unpack_error
+
+# A forked process may start threads.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+
+class OddError(Exception):
+    def __init__(self, code, *, reason):
+        super().__init__(code, reason)
+        self.code = code
+
+    def __reduce__(self):
+        return (functools.partial(OddError, reason="again"), (self.code,))
+
+
+class HopelessError(Exception):
+    def __init__(self, a, b):
+        super().__init__("hopeless")
+
+
+class LeavingError(Exception):
+    """Its own code ends the process that looks at it."""
+
+    def __str__(self):
+        sys.exit("no words")
+
+    def __reduce__(self):
+        sys.exit("not to be pickled")
+
+
+def hang() -> None:
+    time.sleep(3600)
+
+
+def recurse() -> None:
+    recurse()
+
+
+def be_interrupted() -> None:
+    raise KeyboardInterrupt
+
+
+OWN_CODE = MappingProxyType(
+    {
+        "hangs": hang,
+        "ends the process": lambda: os._exit(0),
+        "is killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
+        "recurses": recurse,
+        "leaves": sys.exit,
+        "is interrupted": be_interrupted,
+    }
+)
+
+
+class ActingError(Exception):
+    """Its own code does something where it is looked at, pickled or unpickled."""
+
+    def __init__(self, text="acting", where="", what=""):
+        super().__init__(text)
+        self.where, self.what = where, what
+
+    def act(self, where):
+        if where == self.where:
+            OWN_CODE[self.what]()
+
+    def __str__(self):
+        self.act("__str__")
+        return super().__str__()
+
+    def __reduce__(self):
+        self.act("__reduce__")
+        return super().__reduce__()
+
+    def __setstate__(self, state):
+        vars(self).update(state)
+        self.act("__setstate__")
+
+
+class BuildingError(Exception):
+    """Its constructor does something where it is made again."""
+
+    what = ""
+
+    def __init__(self, text):
+        if self.what and "Caught" in text:
+            OWN_CODE[self.what]()
+        super().__init__(text)
+
+
+def raised(err):
+    try:
+        raise err
+    except Exception as caught:
+        return unpack_error(pack_error(caught, host="data-3", where="index 7 of data worker 1"))
+
+
+def test_an_error_with_an_odd_constructor_keeps_its_facts_or_becomes_a_runtime_error():
+    back = raised(OddError(5, reason="x"))
+    assert isinstance(back, OddError)
+    assert back.code == 5
+    assert "data-3" in "".join(back.__notes__)
+    many = ExceptionGroup("the words", [ValueError("one")])
+    for err in (UnicodeDecodeError("utf-8", b"ab", 1, 2, "the words"), many):
+        back = raised(err)
+        assert (type(back), repr(back.args)) == (type(err), repr(err.args))
+    hopeless = raised(HopelessError(1, 2))
+    assert type(hopeless) is RuntimeError
+    assert "HopelessError" in str(hopeless)
+    leaving = raised(LeavingError())
+    assert type(leaving) is RuntimeError
+    assert "Caught LeavingError in index 7" in str(leaving)
+
+
+@pytest.mark.parametrize("what", OWN_CODE)
+@pytest.mark.parametrize("where", ["__str__", "__reduce__", "__setstate__"])
+def test_an_error_whose_own_code_hangs_or_ends_its_process_comes_without_it(
+    what, where, monkeypatch
+):
+    monkeypatch.setattr(shipping, "_ERROR_SECONDS", 1.0)
+    before = os.listdir("/proc/self/fd")
+    back = raised(ActingError("broken", where, what))
+    assert isinstance(back, ActingError | RuntimeError)
+    for words in ("ActingError", "index 7", "data-3", "test_errors_with_own_code.py"):
+        assert words in str(back)
+    assert ("broken" in str(back)) == (where != "__str__")
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+    assert os.listdir("/proc/self/fd") == before
+
+
+@pytest.mark.parametrize("what", OWN_CODE)
+def test_an_error_whose_constructor_does_so_becomes_a_runtime_error(what, monkeypatch):
+    monkeypatch.setattr(shipping, "_ERROR_SECONDS", 1.0)
+    monkeypatch.setattr(BuildingError, "what", what)
+    back = raised(BuildingError("broken"))
+    for words in ("BuildingError: broken", "index 7", "data-3"):
+        assert words in str([back, *getattr(back, "__notes__", ())])
+
+
+def test_an_error_that_hangs_behind_a_plain_one_comes_without_its_text(monkeypatch):
+    monkeypatch.setattr(shipping, "_ERROR_SECONDS", 1.0)
+    err = ValueError("plain")
+    err.__cause__ = ActingError("broken", "__str__", "hangs")
+    assert "ValueError, which cannot be shown, in raised (test_errors_with_own_code.py" in str(
+        raised(err)
+    )
+
+
+def test_an_error_is_shown_where_no_child_can_be_forked(monkeypatch):
+    def fork():
+        raise BlockingIOError(errno.EAGAIN, "too many processes")
+
+    monkeypatch.setattr(os, "fork", fork)
+    back = raised(OddError(5, reason="x"))
+    assert isinstance(back, OddError)
+    assert back.code == 5
+
+
+@pytest.mark.parametrize(
+    ("err", "is_plain"),
+    [
+        (ValueError("text", 3, b"x"), True),
+        (FileNotFoundError(2, "gone", "path"), True),
+        (FeedLostError("gone", where="host a"), True),
+        (ValueError(["a list"]), False),
+        (FileNotFoundError(2, "gone", Path("path")), False),
+        (OddError(5, reason="x"), False),
+        (AttributeError("no such attribute"), False),
+        (ExceptionGroup("two", [ValueError("one")]), False),
+    ],
+)
+def test_no_child_is_forked_for_an_error_without_code_of_its_own(err, is_plain, monkeypatch):
+    forks = []
+    monkeypatch.setattr(shipping, "last_made", lambda *_, **__: forks.append(1))
+    raised(err)
+    assert (not forks) == is_plain
+
+
+def test_an_error_whose_class_is_unknown_here_becomes_a_runtime_error():
+    class LocalError(Exception):
+        pass
+
+    sent = pack_error(LocalError("x"), host="h", where="w")
+    broken = pickle.loads(sent)
+    data = pickle.dumps(type(broken)(b"cno_such_module\nX\n.", "LocalError", broken.message, None))
+    assert type(unpack_error(data)) is RuntimeError
+    assert type(unpack_error(sent)).__name__ == "LocalError"
