@@ -98,6 +98,98 @@ RNG = random.Random(3)
 def augment(x):
     return x + RNG.random()
 """,
+    "site-packages/near_noise.py": """
+import dataclasses
+import enum
+import os
+import random
+import threading
+
+import numpy as np
+
+
+def with_default(x, rng=random.Random(5)):
+    return x + rng.random()
+
+
+def undeclared(x):
+    global odd_thing
+    if "odd_thing" not in globals():
+        odd_thing = random.Random(x)
+    return x + odd_thing.random()
+
+
+class Part:
+    def __init__(self):
+        self.numbers = np.random.default_rng(3)
+
+
+class Pipe:
+    shared = random.Random(3)
+
+    def __init__(self):
+        self.parts = [Part(), Part()]
+
+
+pipe = Pipe()
+
+
+class Kind(enum.Enum):
+    A = 1
+
+    def __init__(self, seed):
+        self.numbers = random.Random(seed)
+
+
+class Registry:
+    numbers = None
+
+    @classmethod
+    def draw(cls):
+        if cls.numbers is None:
+            cls.numbers = random.Random(3)
+        return cls.numbers.random()
+
+
+numbers_by_name = {"b": random.Random(3)}
+numbers_by_process = {}
+draw = random.Random(17).random
+of_this_thread = threading.local()
+
+
+def nested(x):
+    return x + pipe.parts[1].numbers.random()
+
+
+def of_class(x):
+    return x + Pipe().shared.random()
+
+
+def of_member(x):
+    return x + Kind.A.numbers.random()
+
+
+def of_registry(x):
+    return x + Registry.draw()
+
+
+def of_name(x):
+    return x + numbers_by_name["b"].random()
+
+
+def of_process(x):
+    return x + numbers_by_process.setdefault(os.getpid(), random.Random(x)).random()
+
+
+def of_method(x):
+    return x + draw()
+
+
+def of_local(x):
+    if not hasattr(of_this_thread, "numbers"):
+        of_this_thread.numbers = np.random.RandomState(3)
+    return x + of_this_thread.numbers.rand()
+""",
     "own_noise.py": """
 import random
 
@@ -129,6 +221,13 @@ class Held:
 
 generators = [random.Random(3), random.Random(4)]
 chain = Chain(Held())
+
+
+def undeclared(x):
+    global an_odd_thing
+    if "an_odd_thing" not in globals():
+        an_odd_thing = random.Random(x)
+    return x + an_odd_thing.random()
 
 
 def of_list(x):
@@ -180,10 +279,34 @@ def of_own_list(x):
     return own_noise.of_list(x)
 
 
+def own_by_name(x):
+    return importlib.import_module("own_noise").chain(x)
+
+
+def own_undeclared(x):
+    import own_noise
+
+    return own_noise.undeclared(x)
+
+
+def _near(name):
+    def draw(x):
+        import near_noise
+
+        return getattr(near_noise, name)(x)
+
+    return draw
+
+
+of_near = ["with_default", "undeclared", "nested", "of_class", "of_member", "of_registry"]
+of_near += ["of_name", "of_process", "of_method", "of_local"]
 of_core = ["of_legacy", "of_python", "of_torch", "of_object", "made_later", "of_thread"]
 of_core += ["of_dictionary", "of_cache", "of_context"]
 KINDS = {
     **{name: _of_core(name) for name in of_core},
+    **{name: _near(name) for name in of_near},
+    "of an object by name": own_by_name,
+    "made by the function": own_undeclared,
     "of a package": of_package,
     "imported late": imported_late,
     "imported late by its name": imported_late_by_name,
@@ -191,7 +314,7 @@ KINDS = {
     "of an object": of_own_object,
     "of a list": of_own_list,
 }
-NAMES = ("noise", "noise.core", "late_noise", "own_noise")
+NAMES = ("noise", "noise.core", "late_noise", "near_noise", "own_noise")
 
 
 @pytest.fixture(autouse=True)
@@ -266,6 +389,7 @@ def test_the_script_s_own_draws_do_not_move(kind):
     for number in range(3):
         with seeder.preserved():
             seeder.make((7, 0, 0, number), lambda: dataset[1])
+    # This one is not made anew with its module.
     if kind != "of_context":
         assert [draw(2), draw(3)] == expected
 

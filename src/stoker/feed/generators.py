@@ -7,7 +7,8 @@ class attributes, results that a function keeps (`lru_cache`), and globals that 
 user's modules name. A generator is named by its path (`dataset.transform.rng`), which is the same
 in every process.
 
-What nothing leads to from these objects is looked for in all loaded modules (module_generators).
+What nothing leads to from these objects is looked for in modules of libraries that their code
+names, which are searched likewise, and among the globals of all loaded modules (module_generators).
 Such a generator is idle, and keeps its state, until a sample has drawn from it: libraries have some
 for other ends.
 
@@ -16,10 +17,13 @@ was replaced (40 ns each). One that samples replace, each by another one, is fol
 where it is kept, each time that it is seeded.
 """
 
+import builtins
 import functools
 import hashlib
+import os
 import random
 import sys
+import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextvars import ContextVar
@@ -38,7 +42,14 @@ from typing import Literal, NamedTuple, cast
 import numpy as np
 import torch
 
-from stoker.feed.module_generators import ModulePlace, global_generators, module_generators
+from stoker.feed.module_generators import (
+    ModulePlace,
+    global_generators,
+    globals_of,
+    is_of_library,
+    may_be_made_by,
+    module_generators,
+)
 from stoker.feed.reachable import (
     CachingFunction,
     attributes_of,
@@ -65,6 +76,11 @@ MAX_OBJECTS = 10_000
 _MAX_OTHERS = 10_000
 # Behind a global with the name of a generator.
 _MAX_IN_GLOBAL = 64
+# Modules of libraries that the dataset's code names, and objects of each: 1 to 10 ms.
+_MAX_NEAR = 32
+_MAX_IN_NEAR = 1000
+# Of what is None there, and watched: 0.1 us each for every batch.
+_MAX_NONE = 64
 # To be seeded for each batch: 2 to 25 us each.
 MAX_GENERATORS = 256
 # A longer container holds samples, unless its first items are objects.
@@ -390,7 +406,12 @@ class _Walk:
         self.out_of_reach: dict[str, str] = {}
         self.watched = _WatchedGenerator()
         # What functions import as they run, as in `__getitem__`: module, and a name there.
-        self._imported: list[tuple[ModuleType, str]] = []
+        self._imported: deque[tuple[str, str]] = deque()
+        # Modules of libraries that are named by what was visited, in the order of visits.
+        self._near: dict[str, None] = {}
+        self._watches_all = True
+        # Globals and class attributes of these modules that are watched.
+        self._num_none = 0
 
     def through(self, roots: Mapping[str, object], places: Sequence[ModulePlace]) -> None:
         for name, value in roots.items():
@@ -407,20 +428,54 @@ class _Walk:
     def _visit_imported(self) -> None:
         """Visits what is imported in functions, last: which modules are there depends on when."""
         while self._imported:
-            module, name = self._imported.pop(0)
-            self._global(vars(module), (name,))
-            self._visit_next(_MAX_OTHERS)
+            name, named = self._imported.popleft()
+            module = sys.modules.get(name)
+            if module is not None and is_users(module):
+                self._global(vars(module), (named,))
+                self._visit_next(_MAX_OTHERS)
+            elif module is not None:
+                self._name_in_library(module, (named,))
 
     def _visit_modules(self, places: Sequence[ModulePlace]) -> None:
         held = {generator.path for generator in self.found}
         # Of no interest where a library has it for other ends.
         out_of_reach = dict(self.out_of_reach)
+        self._watches_all = False
+        for name in list(self._near)[:_MAX_NEAR]:
+            self._waiting.clear()
+            self._near_module(name)
+            self._visit_next(_MAX_IN_NEAR)
+        self._watches_all = True
         for place in places:
             self._waiting.clear()
             self._entry(place.path, place.members, place.name)
             self._visit_next(_MAX_IN_GLOBAL)
         self.out_of_reach = out_of_reach
         self.of_modules = {generator.path for generator in self.found} - held
+
+    def _near_module(self, name: str) -> None:
+        """Visits what a library's module has made itself, and watches what it may make later."""
+        members = globals_of(name)
+        self.watched.size_of(members)
+        for key in sorted(key for key in members if type(key) is str and key[:2] != "__"):
+            value = members[key]
+            if may_be_made_by(value, name):
+                self._entry(f"{name}.{key}", members, key)
+            if value is None and self._num_none < _MAX_NONE:
+                self._num_none += 1
+                self.watched.entry(members.get, key, None)
+            if type(value) is dict and len(value) < _SHORT:
+                self.watched.size_of(cast("Dictionary", value))
+            elif issubclass(type(value), threading.local):
+                self.watched.size_of(cast("Dictionary", attributes_of(value)))
+            elif type(value) is CachingFunction:
+                self.watched.size_of(cache_of(value))
+            elif type(value) is ContextVar:
+                self.watched.entry(in_context, value, in_context(value))
+
+    def _note_near(self, module: object) -> None:
+        if type(module) is str and is_of_library(module):
+            self._near[module] = None
 
     def _visit_next(self, num_objects: int) -> None:
         for _ in range(num_objects):
@@ -521,7 +576,7 @@ class _Walk:
         if all(type(key) is str for key in keys):
             keys.sort(key=str)
         for number, key in enumerate(keys):
-            shown = repr(key) if _sort_of(_held_kind(key)) == "plain" else f"#{number}"
+            shown = _shown(key) if _sort_of(_held_kind(key)) == "plain" else f"#{number}"
             self._entry(f"{path}[{shown}]", values, key)
 
     def _entry(self, path: str, values: Dictionary, key: object) -> None:
@@ -534,7 +589,7 @@ class _Walk:
             self.places[path] = _GeneratorPlace(get, key)
             if path not in self._followed:
                 self.watched.entry(get, key, value)
-        elif value is None:
+        elif value is None and self._watches_all:
             self.watched.entry(get, key, value)
         self._push(path, value)
 
@@ -549,7 +604,7 @@ class _Walk:
             self._push(f"{path}[{shown}]", result)
 
     def _watch(self, values: Dictionary) -> None:
-        if id(values) not in self._caches:
+        if id(values) not in self._caches and self._watches_all:
             self.watched.size_of(values)
 
     def _function(self, path: str, function: FunctionType) -> None:
@@ -565,14 +620,15 @@ class _Walk:
             for named in globals_read(function.__code__):
                 self._global(function.__globals__, named)
             self._note_imported(function)
+        else:
+            self._note_near(function.__globals__.get("__name__"))
 
     def _note_imported(self, function: FunctionType) -> None:
         package = str(function.__globals__.get("__package__") or "")
         names = names_around_imports(function.__code__)
         for name in names:
-            for module in (sys.modules.get(name), sys.modules.get(f"{package}.{name}")):
-                if module is not None and is_users(module):
-                    self._imported += [(module, named) for named in names if named in vars(module)]
+            for full_name in (name, f"{package}.{name}"):
+                self._imported += [(full_name, named) for named in names]
 
     def _global(self, known: dict[str, object], named: tuple[str, ...]) -> None:
         first, *rest = named
@@ -580,9 +636,24 @@ class _Walk:
         if isinstance(value, ModuleType):
             if rest and is_users(value):
                 self._global(vars(value), tuple(rest))
-        elif value is not _MISSING:
+            else:
+                self._name_in_library(value, rest)
+        elif value is not _MISSING or not hasattr(builtins, first):
+            # Also one that the function makes itself.
             module = _module(str(known.get("__name__")))
             self._entry(f"{module}.{first}", cast("Dictionary", known), first)
+
+    def _name_in_library(self, module: ModuleType, names: Sequence[str]) -> None:
+        """Notes the modules of libraries that code names, and those that define what it names."""
+        members = globals_of(module)
+        if not is_of_library(str(members.get("__name__"))):
+            return
+        self._note_near(members.get("__name__"))
+        value = members.get(names[0]) if names else None
+        if isinstance(value, ModuleType):
+            self._name_in_library(value, names[1:])
+        elif isinstance(value, FunctionType | type):
+            self._note_near(value.__module__)
 
     def _class(self, kind: type) -> None:
         for base in kind.__mro__[:-1]:
@@ -593,10 +664,17 @@ class _Walk:
             is_users_own = is_users_name(base.__module__)
             if is_users_own:
                 self._watch(members)
+            else:
+                self._note_near(base.__module__)
             for name in sorted(name for name in members if type(name) is str):
                 path = f"{_module(base.__module__)}.{base.__qualname__}.{name}"
                 value = members[name]
-                if kind_of(value) is not None or (value is None and is_users_own):
+                # A member of an enumeration is one of its class.
+                is_member = type(value) is base and not self._watches_all
+                if value is None and not self._watches_all and self._num_none < _MAX_NONE:
+                    self._num_none += 1
+                    self.watched.entry(members.get, name, None)
+                if kind_of(value) is not None or is_member or (value is None and is_users_own):
                     self._entry(path, members, name)
                 elif is_users_own and name not in _IN_TRAINER:
                     self._push(path, _function_in(value))
@@ -627,6 +705,13 @@ def _function_in(member: object) -> object:
     if type(member) is property:
         return member.fget
     return member.func if type(member) is functools.cached_property else member
+
+
+def _shown(key: object) -> str:
+    """Returns a key in words, which are the same in each process."""
+    if type(key) is int and key in (os.getpid(), threading.get_ident()):
+        return "here"
+    return repr(key)
 
 
 def _is_data(values: Iterable[object], *, depth: int = 3) -> bool:

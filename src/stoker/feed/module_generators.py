@@ -19,13 +19,13 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from contextvars import ContextVar
-from types import ModuleType
+from types import BuiltinMethodType, FunctionType, ModuleType
 from typing import NamedTuple, cast
 
 import numpy as np
 import torch
 
-from stoker.feed.reachable import CachingFunction, attributes_of, is_users
+from stoker.feed.reachable import CachingFunction, attributes_of, is_users, is_users_name
 
 GENERATORS = (
     torch.Generator,
@@ -79,7 +79,7 @@ class ModuleGenerators:
         self._version = 0
 
     def version(self) -> int:
-        """Returns a number that grows as modules come that matter; 0.1 us if none has."""
+        """Returns a number that grows as modules come that may matter; 0.1 us if none has."""
         if len(sys.modules) != self._num_modules:
             self._look()
         return self._version
@@ -124,8 +124,7 @@ class ModuleGenerators:
             if not _is_looked_at(name, module):
                 self._seen.add(name)
                 continue
-            # Not `vars`, which asks a lazy module's own code.
-            members = cast("dict[str, object]", object.__getattribute__(module, "__dict__"))
+            members = cast("dict[str, object]", globals_of(module))
             # Else it is looked at once its import has ended, as soon as another one comes.
             if not getattr(members.get("__spec__"), "_initializing", False):
                 self._seen.add(name)
@@ -146,8 +145,7 @@ class ModuleGenerators:
             self._in_classes += _in_classes_of(name, members)
         leading = [_Global(name, key, members) for key in names if _leads_on(members[key])]
         self._globals += leading
-        if leading or is_of_user:
-            self._version += 1
+        self._version += 1
 
 
 @functools.cache
@@ -156,10 +154,40 @@ def module_generators() -> ModuleGenerators:
     return ModuleGenerators()
 
 
-def _is_looked_at(name: str, module: object) -> bool:
+def globals_of(module: object) -> dict[object, object]:
+    """Returns the globals of a module, or of the one of a name; an empty one: it is not there."""
+    if type(module) is str:
+        module = sys.modules.get(module)
+    if not issubclass(type(module), ModuleType):
+        return {}
+    # Not `vars` or `isinstance`, which ask a lazy module's own code.
+    members: dict[object, object] = object.__getattribute__(module, "__dict__")
+    return members
+
+
+def is_of_library(name: str) -> bool:
+    """Returns whether a module is an installed package's, without rules of its own."""
+    return not _has_own_rules(name) and not is_users_name(name)
+
+
+def may_be_made_by(value: object, module: str) -> bool:
+    """Returns whether a global may be, hold or become a generator of this module."""
+    if type(value) is FunctionType:
+        keeps = value.__defaults__ or value.__kwdefaults__ or value.__closure__
+        return bool(keeps) and value.__module__ == module
+    if isinstance(value, type):
+        return value.__module__ == module
+    kinds = (*_MAKERS, tuple, functools.partial, BuiltinMethodType)
+    return isinstance(value, kinds) or _may_hold(type(value))
+
+
+def _has_own_rules(name: str) -> bool:
     top = name.partition(".")[0]
-    has_own_rules = top in _OWN_RULES or top in sys.stdlib_module_names
-    return issubclass(type(module), ModuleType) and not has_own_rules
+    return top in _OWN_RULES or top in sys.stdlib_module_names
+
+
+def _is_looked_at(name: str, module: object) -> bool:
+    return issubclass(type(module), ModuleType) and not _has_own_rules(name)
 
 
 @functools.lru_cache(maxsize=4096)

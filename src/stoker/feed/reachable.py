@@ -313,8 +313,10 @@ def globals_read(code: CodeType) -> tuple[tuple[str, ...], ...]:
 def names_around_imports(code: CodeType) -> tuple[str, ...]:
     """Returns all names in code that imports something as it runs; empty: it imports nothing."""
     names: dict[str, None] = {}
-    if _IMPORT in code.co_code[::2]:
+    if _IMPORT in code.co_code[::2] or "import_module" in code.co_names:
         names |= dict.fromkeys(code.co_names)
+        # As `importlib.import_module` has them.
+        names |= dict.fromkeys(const for const in code.co_consts if isinstance(const, str))
     for inner in code.co_consts:
         if isinstance(inner, CodeType):
             names |= dict.fromkeys(names_around_imports(inner))
