@@ -635,8 +635,10 @@ def pack_error(
         side: The host in words, where the error may say something of it: a data host.
     """
     place = place_of(err) or "code that has no file"
-    unseen = f"{class_name(err)}, which cannot be shown, in {place} ({where} on host {host})"
-    packed = _PackedError(None, class_name(err), unseen)
+    name = class_name(err)
+    words = f"Caught {name} in {where} on host {host}.\n"
+    words += f"Original {name}, which cannot be shown, in {place}"
+    packed = _PackedError(None, name, words)
 
     def stages() -> Iterator[_PackedError]:
         return _stages(err, host=host, where=where, side=side)
@@ -665,15 +667,17 @@ def _stages(
     trace = traceback.TracebackException.from_exception(err)
     _cut_texts(trace)
     text = _cut("".join(trace.format()))
-    name = class_name(err)
+    # Not `class_name`: of a class without one nothing else can be shown either.
+    name = type(err).__name__
     message = f"Caught {name} in {where} on host {host}.\nOriginal {text}"
     packed = _PackedError(None, name, message)
     yield packed
+    # Before its class travels: without attributes an error is of no use to the trainer.
+    long = sum(len(argument) for argument in err.args if isinstance(argument, str | bytes))
     if side is not None and not isinstance(err, StokerError):
         packed = replace(packed, why=why_not_made(err, side))
     packed = replace(packed, kind=answer_of(type(err)))
     yield packed
-    long = sum(len(argument) for argument in err.args if isinstance(argument, str | bytes))
     arguments = answer_of(err) if long <= _MAX_ERROR_BYTES else None
     # The error has to fit a message.
     if arguments is not None and len(arguments) <= _MAX_ERROR_BYTES:
