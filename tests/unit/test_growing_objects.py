@@ -472,6 +472,8 @@ def joins(dataset: Any, index: int) -> None:
 def test_what_grows_deep_in_a_dataset_is_named(dataset, name, container):
     (growing,) = growing_to_the_end(dataset)
     assert (growing.name, growing.container) == (name, container)
+    # Not those of a collection in which it is.
+    assert growing.element_bytes < 50
 
 
 def test_objects_that_keep_more_each_time_have_no_limit():

@@ -359,6 +359,9 @@ class _Sizes:
         nested = _nested_in(collection)
         if len(nested) > 1:
             latest = _latest_of(nested[-1][1])
+            if isinstance(latest, _NESTED):
+                # What is added is deeper.
+                latest = None
             length = sum(_deep_length(part, depth + 1) for _, part in nested)
             kind = type(nested[0][1]).__name__
             self.by_name[f"{name}{_ALL}"] = Size(kind, length, latest=latest)
