@@ -216,9 +216,9 @@ def test_stages_are_told_at_once_and_to_those_that_come_later(run):
 
 def test_a_log_that_nobody_reads_holds_up_nobody(run, full_pipe):
     read, run.log = full_pipe
-    coordinator = run.coordinator(agents=("d1", "d2"))
-    run.joined("d1")
-    run.joined("d2")
+    coordinator = run.coordinator(agents=("d1", "d2"), lease_seconds=20.0)
+    run.joined("d1", lease_seconds=20.0)
+    run.joined("d2", lease_seconds=20.0)
     coordinator.end("succeeded", exit_code=0, reason="")
     assert run.verdict("d1").kind == "decided"
     # Whoever reads again sees all of it.

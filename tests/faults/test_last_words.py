@@ -196,7 +196,20 @@ def end_of(lines: Sequence[str]) -> str:
     return ended[0]
 
 
-@pytest.mark.parametrize("name", CASES)
+# Others show the way of such words; these words themselves: test_rebuilding and test_unfed.
+KNOWN = {
+    "a module that only the trainer has",
+    "a library of the system",
+    "a part of numpy",
+    "no memory",
+    "a library's own loader",
+    "a loader of stoker's that is never read",
+}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.soak] * (name in KNOWN)) for name in CASES]
+)
 def test_the_cause_and_the_remedy_are_in_the_last_words(name, tmp_path):
     script, words = CASES[name]
     command = ["python", "script.py", *ARGUMENTS.get(name, [])]

@@ -105,7 +105,13 @@ def test_a_script_prints_so_alone(folder):
     assert alone.finish() == batches_of(folder)
 
 
-@pytest.mark.parametrize("start", STARTS)
+# Two ranks show the same of these.
+OF_TWO = {"torchrun", "torchrun -m", "python -m and mp.spawn"}
+
+
+@pytest.mark.parametrize(
+    "start", [pytest.param(start, marks=[pytest.mark.soak] * (start in OF_TWO)) for start in STARTS]
+)
 def test_a_start_from_a_notebooks_folder_is_fed_what_its_script_imports(start, folder, cluster):
     if "accelerate" in start and importlib.util.find_spec("accelerate") is None:
         pytest.skip("no accelerate here: make test-libraries")
@@ -139,6 +145,7 @@ def test_two_ranks_from_a_notebooks_folder_are_fed_what_their_script_imports(
     before = sessions(cluster)
     trainer = cluster.train(script=script, env=ranks | FED, workers=0, **given)
     assert in_any_order(trainer.finish()) == expected
+    assert "made_here" not in trainer.errors
     assert sessions(cluster) > before
 
 
