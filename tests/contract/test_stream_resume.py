@@ -1,6 +1,7 @@
 """An iterable dataset resumes in mid-epoch with the bytes of a run that was not interrupted."""
 
 import itertools
+import multiprocessing
 import os
 import random
 from collections import Counter, defaultdict, deque
@@ -394,6 +395,36 @@ def test_an_iterator_that_a_stream_without_workers_keeps_is_said(capfd):
     taken(iter(other))
     taken(iter(other))
     assert "dataset.files is an iterator that has not ended" in capfd.readouterr().err
+
+
+class Sharing(Divided):
+    """Counts its epochs in memory that workers share, as MosaicML's StreamingDataset does."""
+
+    def __init__(self, length: int = 30) -> None:
+        super().__init__(length)
+        self.epoch = multiprocessing.Value("i", 0)
+
+    def __iter__(self) -> Iterator[dict[str, object]]:
+        self.epoch.value += 1
+        for sample in super().__iter__():
+            yield {**sample, "epoch": self.epoch.value}
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_what_workers_of_one_epoch_share_is_there_again(num_workers):
+    options = {"num_workers": num_workers}
+    expected = uninterrupted_of(Sharing(), options, 3)
+    for epoch, place in ((1, 2), (2, 0), (2, None)):
+        loader = built(Sharing(), options)
+        seed()
+        for _ in range(epoch):
+            taken(iter(loader))
+        if place is not None:
+            iterator = iter(loader)
+            taken(iterator, place)
+        again = built(Sharing(), options)
+        again.load_state_dict(loader.state_dict())
+        assert taken(iter(again)) == expected[epoch][place or 0 :]
 
 
 class Opening(Divided):

@@ -1,22 +1,31 @@
 """What a stream keeps in itself from epoch to epoch, given to a stream built anew."""
 
 import array
+import bz2
+import contextlib
 import csv
 import datetime
+import gzip
+import hashlib
+import io
 import itertools
+import lzma
+import queue
 import random
-from collections import deque
+import uuid
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from decimal import Decimal
 from enum import Enum, IntEnum
 from fractions import Fraction
-from pathlib import Path
-from typing import NamedTuple
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 from torch.utils.data import IterableDataset
+from torch.utils.data._utils.worker import WorkerInfo
 
 from stoker.feed.kept_values import (
     as_changed,
@@ -252,6 +261,155 @@ class OfValues(Stream):
         yield [phase.value for phase in Phase], self.phase is Phase(self.phase.value)
 
 
+class Files(list[Any]):
+    """Containers of the user's may have code of their own, which is not asked."""
+
+    def __setitem__(self, place: object, value: object) -> None:
+        raise NotImplementedError
+
+    def append(self, value: str) -> None:
+        raise NotImplementedError
+
+
+class Counts(Counter[int]):
+    def clear(self) -> None:
+        raise NotImplementedError
+
+
+class Waiting(deque[int]):
+    pass
+
+
+class Ids(set[int]):
+    pass
+
+
+class OfContainers(Stream):
+    """Containers of classes of the user's, and others within containers."""
+
+    def __init__(self) -> None:
+        self.files = Files(["a", "b", "c"])
+        self.counts = Counts({3: 1})
+        self.waiting = Waiting([1, 2], maxlen=3)
+        self.ids = Ids()
+        self.parts = Files([Part(0), Part(1), Part(2)])
+        self.seen: list[set[int]] = [set(), set()]
+        self.words: dict[str, Any] = {"a": Counter(), "b": OrderedDict(c=1, d=2)}
+        self.names = np.array(["a", "b", "c"])
+        self.days = np.array(["2026-11-28"], dtype="datetime64[D]")
+
+    def __iter__(self) -> Iterator[object]:
+        list.append(self.files, f"{len(self.files)}")
+        list.reverse(self.parts)
+        self.counts[len(self.counts)] = self.counts[3]
+        self.counts[3] += 1
+        self.waiting.append(self.waiting[-1] + 1)
+        self.ids.add(len(self.ids))
+        self.seen[1].add(len(self.seen[1]))
+        self.words["a"]["x"] += 1
+        self.words["b"].move_to_end(next(iter(self.words["b"])))
+        self.names = np.roll(self.names, 1)
+        self.days += 1
+        yield list(self.files), dict(self.counts), list(self.waiting), sorted(self.ids)
+        yield [part.number for part in self.parts], self.seen, self.words
+        yield self.names.tolist(), str(self.days), type(self.files), self.waiting.maxlen
+
+
+class OfPlaces(Stream):
+    """Paths, identifiers, and files in memory."""
+
+    def __init__(self) -> None:
+        self.path = Path("data/0.tar")
+        self.next = (Path("a"), 0)
+        self.todo = [Path(f"{number}.tar") for number in range(4)]
+        self.at: dict[object, Any] = {"file": PurePosixPath("a"), Path("b"): 1}
+        self.id = uuid.UUID(int=3)
+        self.text = io.StringIO("a\nb\nc\nd\n")
+        self.bytes = io.BytesIO()
+        self.text.readline()
+
+    def __iter__(self) -> Iterator[object]:
+        self.path = self.path.with_name(f"{int(self.path.stem) + 1}.tar")
+        self.next = (self.next[0] / "b", self.next[1] + 1)
+        self.todo = [*self.todo[1:], self.todo[0].with_suffix(".x")]
+        self.at["file"] /= "c"
+        self.id = uuid.UUID(int=self.id.int + 1)
+        self.bytes.write(b"x")
+        yield self.path, self.next, self.todo, dict(self.at), self.id
+        yield self.text.readline(), self.bytes.getvalue()
+
+
+EPOCHS = 0
+SEEN: list[int] = []
+FACTS = {"epoch": 0}
+
+
+def counted(counts: dict[str, int] = {"n": 0}) -> int:  # noqa: B006
+    counts["n"] += 1
+    function: Any = counted
+    function.calls = getattr(function, "calls", 0) + 1
+    return counts["n"] + 100 * int(function.calls)
+
+
+class OfCode(Stream):
+    """What its methods and their functions keep outside of it."""
+
+    def drawn(self, seen: list[int] = [], *, names: set[int] = set()) -> object:  # noqa: B006
+        seen.append(len(seen))
+        names.add(len(names))
+        return list(seen), sorted(names)
+
+    def __iter__(self) -> Iterator[object]:
+        global EPOCHS
+        EPOCHS += 1
+        SEEN.append(EPOCHS)
+        FACTS["epoch"] += 1
+        yield EPOCHS, list(SEEN), dict(FACTS), counted(), self.drawn()
+
+
+@contextlib.contextmanager
+def fresh_code() -> Iterator[None]:
+    """Has globals and default arguments be as in a new process."""
+    global EPOCHS
+    EPOCHS = 0
+    SEEN.clear()
+    FACTS["epoch"] = 0
+    drawn: Any = OfCode.drawn
+    drawn.__defaults__[0].clear()
+    drawn.__kwdefaults__["names"].clear()
+    function: Any = counted
+    function.__defaults__[0]["n"] = 0
+    counted.__dict__.clear()
+    yield
+
+
+def test_what_code_keeps_outside_of_a_stream_goes_on(monkeypatch):
+    info = WorkerInfo(id=0, num_workers=1, seed=1, dataset=Stream())
+    monkeypatch.setattr("torch.utils.data._utils.worker._worker_info", info)
+    with fresh_code():
+        stream = OfCode()
+        roots = {"dataset": stream}
+        since = values_of(roots)
+        for _ in range(2):
+            list(stream)
+        packed = states_here(roots, values=changed_values(roots, since=since))
+        expected = list(stream)
+    with fresh_code():
+        anew = {"dataset": OfCode()}
+        set_values(anew, values_in(packed), since=values_of(anew))
+        assert list(anew["dataset"]) == expected
+
+
+def test_in_the_scripts_process_only_what_methods_set_is_of_the_stream():
+    with fresh_code():
+        stream = OfCode()
+        since = values_of({"dataset": stream})
+        list(stream)
+        changes = changed_values({"dataset": stream}, since=since)
+        globals_kept = [path for path in changes if path.startswith("globals")]
+        assert [path.rpartition(".")[2] for path in globals_kept] == ["EPOCHS"]
+
+
 def test_of_a_librarys_object_neither_handles_nor_truth_values_are_kept():
     stream = OfLibrary()
     since = values_of({"dataset": stream})
@@ -261,7 +419,7 @@ def test_of_a_librarys_object_neither_handles_nor_truth_values_are_kept():
 
 
 KINDS = [OfClass, Connected, OfReader, OfClosure, Mixed, OfLibrary, OfConfig]
-KINDS += [OfObjects, OfRows, OfValues]
+KINDS += [OfObjects, OfRows, OfValues, OfContainers, OfPlaces]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -324,6 +482,33 @@ def test_a_file_that_is_read_on_is_said(place, mode):
         assert ("dataset.kept is a file that is read on" in unkept(roots, since=since)) == (
             place == "middle"
         )
+
+
+@pytest.mark.parametrize("opened", [gzip.open, bz2.open, lzma.open])
+@pytest.mark.parametrize("mode", ["rt", "rb"])
+def test_a_compressed_file_that_is_read_on_is_said(tmp_path, opened, mode):
+    path = tmp_path / "rows"
+    with opened(path, "wt") as file:
+        file.write("row\n" * 5000)
+    with opened(path, mode) as file:
+        roots = {"dataset": Keeping(file)}
+        since = values_of(roots)
+        file.readline()
+        assert "dataset.kept is a file that is read on" in unkept(roots, since=since)
+        file.read()
+        assert not unkept(roots, since=since)
+
+
+@pytest.mark.parametrize("kept", [hashlib.sha256(), hashlib.shake_128(), queue.SimpleQueue()])
+def test_what_no_state_can_hold_is_said(kept):
+    roots = {"dataset": Keeping(kept)}
+    since = values_of(roots)
+    assert not unkept(roots, since=since)
+    change = kept.put if isinstance(kept, queue.SimpleQueue) else kept.update
+    change(b"a")
+    assert "dataset.kept, a " in unkept(roots, since=since)
+    roots["dataset"].kept = type(kept)() if isinstance(kept, queue.SimpleQueue) else kept.copy()
+    assert not unkept(roots, since=since)
 
 
 def test_a_list_that_is_too_long_to_be_kept_is_said():

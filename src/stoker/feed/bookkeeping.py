@@ -116,6 +116,8 @@ class LoaderState(TypedDict):
     bad_samples: NotRequired[BadSamplesState]
     # What the script had set in the dataset when persistent workers were started, packed.
     set_at_start: NotRequired["torch.Tensor"]
+    # What a stream's workers share, when the epoch began, packed; see shared_values.
+    shared: NotRequired["torch.Tensor"]
 
 
 class Rewind:
@@ -277,6 +279,7 @@ class LoaderBooks:
         rank_datasets: Of the ranks whose shards a loaded state has, if the run had other ranks.
         values: Those of a stream's dataset before its first epoch here; see `kept_values`.
         set_at_start: What the script had set in the dataset when persistent workers were started.
+        shared: What its workers share, when the epoch began; see `shared_values`.
         is_start_loaded: It is of a loaded state, and workers are to be started with it.
         said_unwatched: It knows that samples which hang are not found.
     """
@@ -299,6 +302,7 @@ class LoaderBooks:
     rank_datasets: object = None
     values: Mapping[str, object] | None = None
     set_at_start: Mapping[str, object] | None = None
+    shared: Mapping[str, object] = field(default_factory=dict)
     is_start_loaded: bool = False
     said_unwatched: bool = False
     life: LoaderLife = field(default_factory=LoaderLife)

@@ -11,7 +11,8 @@ they were started with. So a state has that, too, and workers that resume are st
 What lies in an object is kept by the object's place at first: `dataset.files[3].epoch`, wherever
 that object is later. Of objects in a list, or in an attribute, a state has which one is there.
 
-Random generators are kept in the same way; see `seeding.states_here`.
+What the dataset's code keeps outside of it, in globals and default arguments, is found by
+`code_values`. Random generators are kept in the same way; see `seeding.states_here`.
 """
 
 import contextlib
@@ -22,6 +23,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import PurePath
 from types import CellType, FunctionType, MemberDescriptorType
 from typing import cast
 
@@ -29,10 +31,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from stoker.feed.code_values import code_parts
 from stoker.feed.plain_values import (
     MAX_BYTES,
     MAX_ITEMS,
     are_equal,
+    content_of,
     copied,
     fill,
     is_generator,
@@ -42,8 +46,11 @@ from stoker.feed.plain_values import (
     is_long,
     is_packable,
     is_plain,
+    is_text_of_place,
     num_bytes,
     packed,
+    print_of,
+    unpacked,
 )
 from stoker.feed.reachable import (
     ReachableObject,
@@ -68,6 +75,8 @@ _ORDER = "order"
 _LENGTH = "of"
 _ARGUMENTS = "arguments"
 _PLACE = "place"
+# The name of what is in a container of a class of the user's.
+_CONTENT = "[]"
 # Numbers that mean something in one process alone.
 _HANDLE = re.compile(r"(^|_)(fd|fileno|handle|pid|port|sock|socket)s?(_|$)", re.IGNORECASE)
 
@@ -119,11 +128,25 @@ class _Object:
 
 
 @dataclass(frozen=True, slots=True)
+class _Unkeepable:
+    """A value that no state can hold, with something that changes when it does."""
+
+    value: object
+    print: object
+
+    def has_changed(self, before: object) -> bool:
+        # Another one may be made anew in each epoch.
+        is_same = isinstance(before, _Unkeepable) and before.value is self.value
+        return is_same and before != self
+
+
+@dataclass(frozen=True, slots=True)
 class _Holder:
     """An object, a dictionary, a class or a function with variables, whose values may be kept.
 
     Attributes:
-        values: By name, as they are now.
+        named: By name.
+        values: The same, as they are compared.
         slots: How those are set that are in slots.
         is_librarys: Its class is no code of the user's.
         is_whole: A dictionary that is kept as a value of another holder.
@@ -131,6 +154,7 @@ class _Holder:
 
     path: str
     value: object
+    named: dict[str, object]
     values: dict[str, object]
     slots: Mapping[str, MemberDescriptorType]
     is_librarys: bool
@@ -138,6 +162,12 @@ class _Holder:
 
     def path_of(self, name: str) -> str:
         return f"{self.path}.{name}"
+
+    def itself(self, name: str) -> object:
+        """Returns what is there, of a value that may be kept in another way."""
+        if name == _CONTENT:
+            return self.value
+        return _itself(self.values.get(name, _Mark.MISSING))
 
     def put(self, name: str, value: object) -> None:
         cell = _cells(self.value).get(name)
@@ -216,7 +246,7 @@ def changed_values(roots: Mapping[str, object], *, since: KeptValues) -> KeptVal
 def live_iterator_in(roots: Mapping[str, object]) -> str:
     """Returns the path of an iterator that a dataset keeps and that has not ended; empty: none."""
     for holder in _holders_in(roots):
-        for name, value in _named_values(holder.value, holder.slots):
+        for name, value in holder.named.items():
             if any(map(is_live_iterator, _with_items(value))):
                 return holder.path_of(name)
     return ""
@@ -241,9 +271,9 @@ def unkept(roots: Mapping[str, object], *, since: KeptValues, has_iterators: boo
         return _UNKEPT.format(f"{path} is an iterator that has not ended")
     num_changed = 0
     for holder in _holders_in(roots, since=since):
-        for name, value in _named_values(holder.value, holder.slots):
-            if not holder.is_librarys and is_half_read(value):
-                return _UNKEPT.format(f"{holder.path_of(name)} is a file that is read on")
+        lost = _lost_in(holder, since)
+        if lost:
+            return _UNKEPT.format(lost)
         for name, change in holder.changes(since):
             # A dictionary that grows is a cache.
             if _is_long(change) and type(holder.values[name]) is not dict:
@@ -252,6 +282,20 @@ def unkept(roots: Mapping[str, object], *, since: KeptValues, has_iterators: boo
             num_changed += 1
     if num_changed > _MAX_CHANGED:
         return _UNKEPT.format(f"{num_changed} values of it have changed, more than {_MAX_CHANGED}")
+    return ""
+
+
+def _lost_in(holder: _Holder, since: KeptValues) -> str:
+    """Returns what of a holder has changed that no state can hold; empty: nothing."""
+    if holder.is_librarys:
+        return ""
+    for name, value in holder.named.items():
+        path = holder.path_of(name)
+        form = holder.values.get(name)
+        if is_half_read(value):
+            return f"{path} is a file that is read on"
+        if isinstance(form, _Unkeepable) and form.has_changed(since.get(path)):
+            return f"{path}, a {type(value).__name__}, has changed"
     return ""
 
 
@@ -271,7 +315,7 @@ def set_values(roots: Mapping[str, object], values: KeptValues, *, since: KeptVa
             current = holder.values.get(name)
             if current is _Mark.OTHER or value is _Mark.UNCHANGED:
                 continue
-            if not fill(_itself(current), value):
+            if not fill(holder.itself(name), value):
                 holder.put(name, copied(value))
 
 
@@ -284,7 +328,9 @@ def script_changes(roots: Mapping[str, object], *, since: KeptValues) -> KeptVal
     """
     changes = changed_values(roots, since=since)
     # Texts may be paths, of another machine.
-    return {path: change for path, change in changes.items() if not isinstance(change, str | bytes)}
+    return {
+        path: change for path, change in changes.items() if not is_text_of_place(unpacked(change))
+    }
 
 
 @contextlib.contextmanager
@@ -312,12 +358,14 @@ def as_changed(
 
 
 def _put_meanwhile(holder: _Holder, name: str, wanted: object, undo: contextlib.ExitStack) -> None:
-    current = _itself(holder.values.get(name, _Mark.MISSING))
-    if isinstance(wanted, _Mark | str | bytes) or isinstance(current, _Mark):
+    current = holder.itself(name)
+    if is_text_of_place(wanted) or isinstance(wanted, _Mark) or isinstance(current, _Mark):
         return
     items = wanted.items if isinstance(wanted, _Objects) else _itself(wanted)
     before = copied(current)
-    if isinstance(current, list | deque):
+    if name == _CONTENT:
+        before = holder.named[name]
+    elif isinstance(current, list | deque):
         before = [*current]
     if fill(current, items):
         undo.callback(fill, current, before)
@@ -362,13 +410,22 @@ def _holders_in(
         is_librarys = id(one.value) in of_libraries
         if kind is not dict:
             is_librarys = not is_users_name(_module_of(one.value))
-        slots = {} if isinstance(one.value, type) else _users_slots(one.value)
-        values = _kept_forms(_named_values(one.value, slots), is_librarys=is_librarys)
-        of_others = of_libraries if is_librarys else whole
-        of_others.update(id(value) for value in values.values() if type(value) is dict)
         path = f"class {one.value.__qualname__}" if isinstance(one.value, type) else one.path
         path = places.path_of(one.value, path)
-        yield _Holder(path, one.value, values, slots, is_librarys, id(one.value) in whole)
+        holder = _holder(path, one.value, is_librarys=is_librarys, is_whole=id(one.value) in whole)
+        of_others = of_libraries if is_librarys else whole
+        of_others.update(id(value) for value in holder.values.values() if type(value) is dict)
+        yield holder
+    for part in code_parts([one.value for one in within_reach]):
+        forms = _kept_forms(part.named, is_librarys=False)
+        yield _Holder(part.path, part.holder, part.named, forms, {}, False, False)
+
+
+def _holder(path: str, value: object, *, is_librarys: bool, is_whole: bool) -> _Holder:
+    slots = {} if isinstance(value, type) else _users_slots(value)
+    named = dict(_named_values(value, slots))
+    forms = _kept_forms(named, is_librarys=is_librarys)
+    return _Holder(path, value, named, forms, slots, is_librarys, is_whole)
 
 
 class _FirstPlaces:
@@ -414,11 +471,9 @@ class _FirstPlaces:
         return f"{path} (new)" if is_elsewhere else path
 
 
-def _kept_forms(
-    named_values: Iterator[tuple[str, object]], *, is_librarys: bool
-) -> dict[str, object]:
+def _kept_forms(named: Mapping[str, object], *, is_librarys: bool) -> dict[str, object]:
     values: dict[str, object] = {}
-    for name, value in named_values:
+    for name, value in named.items():
         if is_generator(value) and not is_librarys:
             # Its own state is kept elsewhere.
             values[name] = value_object_of(value) or _Mark.OTHER
@@ -438,6 +493,9 @@ def _kept_form(value: object) -> object:
     value_object = value_object_of(value)
     if value_object is not None:
         return value_object
+    changing = print_of(value)
+    if changing is not None:
+        return _Unkeepable(value, changing)
     if type(value) is list or type(value) is deque:
         items = cast("list[object]", value)
         return _Objects(items, [*items]) if len(items) <= MAX_ITEMS else _Mark.OTHER
@@ -445,7 +503,7 @@ def _kept_form(value: object) -> object:
 
 
 def _is_other(value: object) -> bool:
-    return value is _Mark.OTHER or isinstance(value, _Object)
+    return value is _Mark.OTHER or isinstance(value, _Object | _Unkeepable)
 
 
 def _users_slots(holder: object) -> dict[str, MemberDescriptorType]:
@@ -462,7 +520,14 @@ def _module_of(holder: object) -> str:
 def _named_values(
     holder: object, slots: Mapping[str, MemberDescriptorType]
 ) -> Iterator[tuple[str, object]]:
-    for key, value in _members(holder).items():
+    content = content_of(holder)
+    if isinstance(content, list | deque) or (content is not None and is_plain(content)):
+        yield _CONTENT, content
+    members = _members(holder)
+    if members is holder and content is not None and is_plain(content):
+        # It is kept whole.
+        members = {}
+    for key, value in members.items():
         if type(key) is str and not key.startswith("__"):
             yield key, value
     for name, cell in _cells(holder).items():
@@ -513,7 +578,8 @@ def _counts_when_open(before: object, now: object) -> bool:
     if type(before) is not type(now) or type(now) is bool:
         return False
     # A path may be of what is open.
-    return not (isinstance(now, str) and _PATH.search(now))
+    is_path = isinstance(now, PurePath) or (isinstance(now, str) and _PATH.search(now))
+    return not is_path
 
 
 def _place_of(thing: _Object, before: object, since: KeptValues) -> object:
@@ -536,7 +602,7 @@ def _change(name: str, before: object, now: object) -> object:
         return _Mark.UNCHANGED
     if isinstance(now, int) and _is_unset(before) and _HANDLE.search(name):
         return _Mark.UNCHANGED
-    if isinstance(now, str) and now.startswith(tempfile.gettempdir()):
+    if isinstance(now, str | PurePath) and str(now).startswith(tempfile.gettempdir()):
         return _Mark.UNCHANGED
     if isinstance(before, list | deque) and isinstance(now, list | deque):
         order = _order_of([*before], [*now]) if len(before) == len(now) else None
@@ -552,7 +618,7 @@ def _arguments_of(now: ValueObject, before: object) -> object:
         return _Mark.UNCHANGED
     if are_equal(before.arguments, now.arguments):
         return _Mark.UNCHANGED
-    return {_ARGUMENTS: now.arguments}
+    return {_ARGUMENTS: now.packed()}
 
 
 def _order_of(before: Sequence[object], now: Sequence[object]) -> _Places | None:
@@ -588,7 +654,7 @@ def _whole(change: object, before: object, since: KeptValues) -> object:
         since: All that was there at first.
     """
     if not isinstance(change, dict):
-        return change
+        return unpacked(change)
     if isinstance(before, ValueObject) and _ARGUMENTS in change:
         return before.made_of(tuple(change[_ARGUMENTS]))
     object_there = since.get(str(change.get(_PLACE)))
@@ -596,7 +662,7 @@ def _whole(change: object, before: object, since: KeptValues) -> object:
         return object_there.value
     items = before.items if isinstance(before, _Objects) else before
     if not isinstance(items, list | deque) or not isinstance(change.get(_ORDER), np.ndarray):
-        return change
+        return unpacked(change)
     order: _Places = change[_ORDER]
     # Of another length it is another dataset's: what that makes is compared.
     if len(items) != change.get(_LENGTH, len(order)):

@@ -24,7 +24,7 @@ from typing import Protocol, cast, runtime_checkable
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, _DatasetKind
+from torch.utils.data import DataLoader, IterableDataset, _DatasetKind
 
 from stoker.errors import UsageError
 from stoker.feed.bookkeeping import (
@@ -63,6 +63,7 @@ from stoker.feed.seeding import (
     states_here,
     values_in,
 )
+from stoker.feed.shared_values import set_shared_values, shared_values
 from stoker.feed.stream_progress import (
     ShardProgress,
     StreamProgress,
@@ -274,6 +275,7 @@ def state_of(
         state["costs"] = books.costs.state()
     if books.bad is not None:
         state["bad_samples"] = books.bad.state(is_held=num_held > 0)
+    _add_shared(state, loader, books, is_under_way=is_under_way)
     if position is not None and (is_under_way or not position.is_over):
         if position.rewind is not None:
             position.rewind.show_drawn(parts.generators, now)
@@ -289,6 +291,29 @@ def state_of(
         state["inline_random"] = tensor_of(states_here(roots, values=values))
         say_unused(books, process, why=unkept(roots, since=since, has_iterators=True))
     return state
+
+
+def note_shared(loader: "DataLoader[object]", process: TrainerProcess) -> None:
+    """Notes what the workers of a stream share as an epoch begins, before they are started."""
+    shared = _shared_now(loader)
+    if shared:
+        process.books(loader).shared = shared
+
+
+def _add_shared(
+    state: LoaderState, loader: "DataLoader[object]", books: LoaderBooks, *, is_under_way: bool
+) -> None:
+    position = books.position
+    is_in_epoch = position is not None and (is_under_way or not position.is_over)
+    shared = books.shared if is_in_epoch else _shared_now(loader)
+    if shared:
+        state["shared"] = _packed(shared)
+
+
+def _shared_now(loader: "DataLoader[object]") -> dict[str, object]:
+    if not isinstance(loader.dataset, IterableDataset):
+        return {}
+    return shared_values(_roots_of(loader))
 
 
 def say_unused(books: LoaderBooks, process: TrainerProcess, *, why: str) -> None:
@@ -393,6 +418,8 @@ def load(
     books.is_start_loaded = "set_at_start" in given and _keeps_workers(loader)
     if books.is_start_loaded:
         books.set_at_start = _unpacked(given["set_at_start"])
+    if "shared" in given:
+        set_shared_values(_roots_of(loader), _unpacked(given["shared"]))
     if "inline_random" in given:
         here = take(parts, with_own=False)
         since = values_before(loader, books)

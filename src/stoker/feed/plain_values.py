@@ -1,25 +1,35 @@
 """Plain values, which another process can be given without pickles: copied, compared, measured.
 
-Numbers, texts, truth values, None, arrays, tensors, and lists, tuples and dictionaries of them. In
-an attribute also what can be filled from such a list or dictionary in place: deques, sets, byte
-arrays, and the dictionaries of `collections`.
+Numbers, texts, truth values, None, paths, arrays, tensors, and lists, tuples, sets and dictionaries
+of them. In an attribute also what can be filled from such a list or dictionary in place: deques,
+byte arrays, the dictionaries of `collections`, and containers of the user's that inherit from one.
+
+States have no paths, no sets within others, and no arrays of texts and dates: there they are marks,
+which `unpacked` makes values again.
 """
 
+import bz2
 import gc
+import gzip
 import io
 import itertools
+import lzma
 import operator
 import os
+import queue
 import random
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Iterator
-from pathlib import PurePath
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path, PosixPath, PurePath, PurePosixPath
 from types import GeneratorType
-from typing import cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
+
+if TYPE_CHECKING:
+    import hashlib
 
 # Longer lists and arrays are data.
 MAX_ITEMS = 100_000
@@ -31,7 +41,7 @@ _MAX_DEPTH = 4
 
 _ATOMS = (type(None), bool, int, float, complex, str, bytes)
 _DICTS = (dict, OrderedDict, defaultdict, Counter)
-_FILLED = (list, deque, set, bytearray, *_DICTS)
+_NESTED = (list, tuple, dict, set, Counter, OrderedDict)
 _GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
 # Of some it cannot be seen whether they have ended.
 _ENDLESS: tuple[type, ...] = (
@@ -63,6 +73,24 @@ _ITERATORS: tuple[type, ...] = (
     itertools.zip_longest,
 )
 _NUMBERS = "biufc"
+_COMPRESSED = (gzip.GzipFile, bz2.BZ2File, lzma.LZMAFile)
+_FILES = (io.BufferedReader, io.BufferedRandom, io.FileIO, *_COMPRESSED)
+# Modules of hashlib's classes.
+_HASHES = ("_hashlib", "_md5", "_sha", "_blake2")
+# Texts, bytes and dates.
+_OTHER_KINDS = "USMm"
+# The first part of a tuple that stands for something else.
+_MARK = "\0stoker: "
+_MAKERS = cast(
+    "dict[str, Callable[[object], object]]",
+    {
+        "path": Path,
+        "pure path": PurePosixPath,
+        "set": set,
+        "Counter": Counter,
+        "OrderedDict": OrderedDict,
+    },
+)
 
 # Of any numbers.
 Array = npt.NDArray[np.uint8]
@@ -92,19 +120,15 @@ def _budget() -> Iterator[int]:
 
 def _is_item(item: object) -> bool:
     if isinstance(item, tuple):
-        return all(isinstance(part, _ATOMS) for part in item)
+        return all(isinstance(part, (*_ATOMS, PurePath)) for part in item)
     return isinstance(item, (*_ATOMS, PurePath))
-
-
-def _is_key(key: object) -> bool:
-    return _is_item(key) and not isinstance(key, PurePath)
 
 
 def _is_nested(value: object, depth: int, budget: Iterator[int]) -> bool:
     if next(budget, None) is None:
         return False
     kind = type(value)
-    if kind in _ATOMS:
+    if kind in _ATOMS or kind in (PosixPath, PurePosixPath):
         return True
     if kind is torch.Tensor:
         return _is_plain_tensor(cast("torch.Tensor", value))
@@ -112,19 +136,20 @@ def _is_nested(value: object, depth: int, budget: Iterator[int]) -> bool:
         return _is_plain_array(cast("Array", value))
     if isinstance(value, np.generic):
         return value.dtype.kind in _NUMBERS
-    if depth > _MAX_DEPTH or kind not in (list, tuple, dict):
+    if depth > _MAX_DEPTH or kind not in _NESTED:
         return False
-    parts = cast("list[object]", value)
-    if kind is dict:
-        entries = cast("dict[object, object]", value)
-        if not all(map(_is_key, entries)):
+    parts = [*cast("list[object]", value)]
+    if kind is set and len(parts) > _MAX_PARTS:
+        return False
+    if isinstance(value, dict):
+        if not all(map(_is_item, value)):
             return False
-        parts = list(entries.values())
+        parts = [*value.values()]
     return all(_is_nested(part, depth + 1, budget) for part in parts)
 
 
 def _is_plain_array(array: Array) -> bool:
-    if array.nbytes > MAX_BYTES or array.dtype.kind not in _NUMBERS:
+    if array.nbytes > MAX_BYTES or array.dtype.kind not in _NUMBERS + _OTHER_KINDS:
         return False
     owner: object = array
     while isinstance(owner, np.ndarray) and owner.base is not None:
@@ -212,6 +237,8 @@ def num_bytes(value: object) -> int:
         return 2 + sum(map(num_bytes, value)) + sum(map(num_bytes, value.values()))
     if isinstance(value, str | bytes | bytearray):
         return 2 + len(value)
+    if isinstance(value, PurePath):
+        return 2 + len(str(value))
     return 8
 
 
@@ -227,36 +254,117 @@ def packed(value: object) -> object:
     """Returns a copy that states can hold: of what is filled in place, a list or dictionary."""
     if isinstance(value, bytearray):
         return bytes(value)
-    if isinstance(value, deque | set):
-        return [*value]
     if isinstance(value, dict):
-        return {key: copied(entry) for key, entry in value.items()}
+        return {_packed_part(key): _packed_part(entry) for key, entry in value.items()}
+    if isinstance(value, list | deque | set):
+        items = [*value]
+        return items if _are_atoms(items) else [*map(_packed_part, items)]
+    return _packed_part(value)
+
+
+def _are_atoms(items: Iterable[object]) -> bool:
+    return set(map(type, items)) <= {*_ATOMS}
+
+
+def _packed_part(value: object) -> object:
+    kind = type(value)
+    if kind is PosixPath:
+        return (_MARK + "path", str(value))
+    if kind is PurePosixPath:
+        return (_MARK + "pure path", str(value))
+    if isinstance(value, np.ndarray) and value.dtype.kind in _OTHER_KINDS:
+        return (_MARK + "array", value.dtype.str, list(value.shape), value.tobytes())
+    if kind is set:
+        return (_MARK + "set", packed(value))
+    if kind in (Counter, OrderedDict):
+        return (_MARK + kind.__name__, packed(value))
+    if kind is tuple:
+        return tuple(map(_packed_part, cast("tuple[object, ...]", value)))
+    if kind in (list, dict):
+        return packed(value)
     return copied(value)
 
 
+def unpacked(value: object) -> object:
+    """Returns the value of which `packed` has made this."""
+    kind = type(value)
+    if kind is dict:
+        entries = cast("dict[object, object]", value)
+        return {unpacked(key): unpacked(entry) for key, entry in entries.items()}
+    if kind is list:
+        items = cast("list[object]", value)
+        return items if _are_atoms(items) else [*map(unpacked, items)]
+    if kind is not tuple:
+        return value
+    parts = cast("tuple[object, ...]", value)
+    if parts and isinstance(parts[0], str) and parts[0].startswith(_MARK):
+        return _of_mark(parts[0].removeprefix(_MARK), parts[1:])
+    return tuple(map(unpacked, parts))
+
+
+def _of_mark(name: str, parts: tuple[object, ...]) -> object:
+    if name == "array":
+        kind, shape, content = cast("tuple[str, list[int], bytes]", parts)
+        return np.frombuffer(bytearray(content), np.dtype(kind)).reshape(shape)
+    return _MAKERS[name](unpacked(parts[0]))
+
+
+def is_text_of_place(value: object) -> bool:
+    """Returns whether it is a text or a path, which may be of this machine alone."""
+    return isinstance(value, str | bytes | PurePath)
+
+
 def is_packable(value: object) -> bool:
-    """Returns whether a state can hold it: no paths, which are of this process's files."""
+    """Returns whether a state can hold it."""
     # The longest ones.
-    if type(value) is list and set(map(type, value)) <= {*_ATOMS}:
+    if type(value) is list and _are_atoms(value):
         return True
-    if type(value) is list and set(map(type, value)) == {tuple} and all(map(_is_key, value)):
+    is_of_tuples = type(value) is list and set(map(type, value)) == {tuple}
+    if is_of_tuples and _are_atoms(
+        itertools.chain.from_iterable(cast("list[list[object]]", value))
+    ):
         return True
     return _is_nested(value, 0, _budget())
 
 
+def content_of(container: object) -> object:
+    """Returns what is in a container of a class of the user's, by none of its code; None: none."""
+    kind = type(container)
+    if kind.__module__ in ("builtins", "collections"):
+        return None
+    if isinstance(container, list):
+        return list.copy(container)
+    if isinstance(container, deque):
+        return deque(deque.__iter__(container))
+    if isinstance(container, OrderedDict):
+        return dict(OrderedDict.items(container))
+    if isinstance(container, dict):
+        return dict.copy(container)
+    if isinstance(container, set):
+        return set().union(set.__iter__(container))
+    return None
+
+
 def fill(value: object, content: object) -> bool:
-    """Fills a container in place, as others may refer to it; False: it is none of that kind."""
-    if type(value) not in _FILLED:
-        return False
-    if isinstance(value, dict) and isinstance(content, dict):
-        value.clear()
-        value.update(content)
-    elif isinstance(value, list | deque) and isinstance(content, list | deque):
-        value.clear()
-        value.extend(content)
+    """Fills a container in place, as others may refer to it; False: it is none of that kind.
+
+    One of a class of the user's is filled by none of its code.
+    """
+    if isinstance(value, OrderedDict) and isinstance(content, dict):
+        OrderedDict.clear(value)
+        for key, entry in content.items():
+            OrderedDict.__setitem__(value, key, entry)
+    elif isinstance(value, dict) and isinstance(content, dict):
+        dict.clear(value)
+        dict.update(value, content)
+    elif isinstance(value, list) and isinstance(content, list | deque):
+        list.__setitem__(value, slice(None), content)
+    elif isinstance(value, deque) and isinstance(content, list | deque):
+        deque.clear(value)
+        deque.extend(value, content)
     elif isinstance(value, set) and isinstance(content, list | set):
-        value.clear()
-        value.update(content)
+        set.clear(value)
+        set.update(value, content)
     elif isinstance(value, bytearray) and isinstance(content, bytes | bytearray):
         value[:] = content
     else:
@@ -288,14 +396,35 @@ def is_live_iterator(value: object, depth: int = 0) -> bool:
 
 def is_half_read(value: object) -> bool:
     """Returns whether it is an open file of Python's own that was read, and not to its end."""
-    if not isinstance(value, io.TextIOWrapper | io.BufferedReader | io.FileIO):
+    file = value.buffer if isinstance(value, io.TextIOWrapper) else value
+    if not isinstance(file, _FILES):
         return False
+    outer = cast("io.BufferedReader", value)
     try:
-        if value.closed or not value.readable():
+        if outer.closed or not outer.readable() or outer.tell() == 0:
             return False
-        return 0 < value.tell() < os.fstat(value.fileno()).st_size
-    except OSError:
+        if isinstance(file, _COMPRESSED):
+            # How long it is nobody knows. A peek leaves it where it is.
+            return bool(file.peek(1)) or outer.tell() < file.tell()
+        return outer.tell() < os.fstat(outer.fileno()).st_size
+    except (OSError, EOFError):
         # A text that a loop reads says no place until its end.
         return isinstance(value, io.TextIOWrapper)
     except ValueError:
         return False
+
+
+def print_of(value: object) -> object:
+    """Returns what changes in a value that no state can hold; None: it is none of these."""
+    kind = type(value)
+    if kind is queue.SimpleQueue:
+        return cast("queue.SimpleQueue[object]", value).qsize()
+    if kind.__module__.startswith(_HASHES) and hasattr(value, "digest_size"):
+        if cast("hashlib._Hash", value).digest_size == 0:
+            return cast("_Shake", value).digest(16)
+        return cast("hashlib._Hash", value).digest()
+    return None
+
+
+class _Shake(Protocol):
+    def digest(self, length: int) -> bytes: ...

@@ -168,7 +168,7 @@ def _of_function(path: str, function: FunctionType) -> Iterator[Referrer]:
     module_globals = function.__globals__
     if is_users_name(str(module_globals.get("__name__"))):
         read = globals_read(function.__code__)
-        places = list(filter(None, (_place(module_globals, names) for names in read)))
+        places = list(filter(None, (global_place(module_globals, names) for names in read)))
         if places:
             yield Referrer(
                 path,
@@ -181,7 +181,7 @@ def _of_function(path: str, function: FunctionType) -> Iterator[Referrer]:
         yield _entries(where, function, attributes, style=".")
 
 
-def _place(
+def global_place(
     known: dict[str, object], names: tuple[str, ...]
 ) -> tuple[dict[str, object], str, str] | None:
     """Returns the dictionary, name and path of a global that code reads; None: not the user's."""
@@ -190,7 +190,7 @@ def _place(
     if value is _MISSING:
         return None
     if isinstance(value, ModuleType):
-        return _place(vars(value), tuple(rest)) if rest and is_users(value) else None
+        return global_place(vars(value), tuple(rest)) if rest and is_users(value) else None
     return known, first, f"{known.get('__name__')}.{first}".removeprefix("__main__.")
 
 

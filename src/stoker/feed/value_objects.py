@@ -1,5 +1,7 @@
 """Small values of other classes: dates, fractions, ranges, named tuples, members of enumerations.
 
+Also UUIDs, and files in memory with their content and place.
+
 They are made again from plain arguments, which a state has. Who makes them again is a value of the
 same class, in the same place of the new process: a state names no class.
 
@@ -10,6 +12,8 @@ import array
 import copyreg
 import enum
 import functools
+import io
+import uuid
 from dataclasses import dataclass
 from datetime import date, time, timedelta
 from decimal import Decimal
@@ -18,7 +22,7 @@ from typing import Protocol, cast
 
 import numpy as np
 
-from stoker.feed.plain_values import is_packable
+from stoker.feed.plain_values import MAX_BYTES, is_packable, packed, unpacked
 from stoker.feed.reachable import attributes_of
 
 # Of these classes, and what inherits from them.
@@ -59,9 +63,17 @@ class ValueObject:
     arguments: tuple[object, ...]
     _make: _Maker
 
+    def packed(self) -> tuple[object, ...]:
+        """Returns the arguments as a state can hold them."""
+        return tuple(cast("list[object]", packed([*self.arguments])))
+
     def made_of(self, arguments: tuple[object, ...]) -> object:
-        """Returns a value of this class."""
-        return self._make(*arguments)
+        """Returns a value of this class.
+
+        Args:
+            arguments: Of another one, packed.
+        """
+        return self._make(*map(unpacked, arguments))
 
 
 def value_object_of(value: object) -> ValueObject | None:
@@ -70,6 +82,9 @@ def value_object_of(value: object) -> ValueObject | None:
     if seeds is not None:
         make = cast("_Maker", functools.partial(_with_children, value, seeds))
         return ValueObject(value, (seeds.n_children_spawned,), make)
+    further = _further(value)
+    if further is not None:
+        return further
     if not isinstance(value, _KINDS):
         return None
     if attributes_of(value) and not isinstance(value, enum.Enum):
@@ -85,6 +100,38 @@ def value_object_of(value: object) -> ValueObject | None:
         make = cast("_Maker", functools.partial(make, type(value)))
         arguments = arguments[1:]
     return ValueObject(value, arguments, make) if is_packable(arguments) else None
+
+
+def _further(value: object) -> ValueObject | None:
+    """Returns a value of a class that does not say itself of what it is made."""
+    if type(value) is uuid.UUID:
+        return ValueObject(value, (str(value),), cast("_Maker", uuid.UUID))
+    if type(value) is not io.StringIO and type(value) is not io.BytesIO:
+        return None
+    file = cast("io.BytesIO", value)
+    make = cast("_Maker", functools.partial(_rewritten, file))
+    if file.closed:
+        return ValueObject(value, (), make)
+    place = file.tell()
+    length = file.seek(0, io.SEEK_END)
+    file.seek(place)
+    if length > MAX_BYTES:
+        # A dataset's data, whose place alone changes.
+        return ValueObject(value, (place,), make)
+    return ValueObject(value, (place, file.getvalue()), make)
+
+
+def _rewritten(file: io.BytesIO, place: int | None = None, content: bytes | None = None) -> object:
+    """Returns a file in memory, with another place and other content; None: it is closed."""
+    if place is None:
+        file.close()
+        return file
+    if content is not None and content != file.getvalue():
+        file.seek(0)
+        file.truncate()
+        file.write(content)
+    file.seek(place)
+    return file
 
 
 def _seeds_of(value: object) -> np.random.SeedSequence | None:

@@ -76,15 +76,18 @@ def accelerate_here() -> dict[str, object] | None:
 
 
 def tell_accelerate(facts: dict[str, object] | None) -> None:
-    """Has accelerate say of this process what `accelerate_here` returned on the rank."""
+    """Has accelerate say of this process what `accelerate_here` returned on the rank.
+
+    Args:
+        facts: None: nothing is told, and accelerate finds out itself.
+    """
     state = _accelerate_facts()
     if facts is None or state is None:
         return
-    from accelerate.utils import DistributedType
-
     state.clear()
     state.update(facts, device=torch.device("cpu"), debug=False)
-    state["distributed_type"] = DistributedType(facts["distributed_type"])
+    module = sys.modules["accelerate.state"]
+    state["distributed_type"] = module.DistributedType(facts["distributed_type"])
 
 
 def _accelerate_facts() -> dict[str, object] | None:
