@@ -1,6 +1,7 @@
 """Bad samples that leave their dataset broken: those that fail only because of them are good."""
 
 import faulthandler
+import multiprocessing
 import os
 import signal
 import threading
@@ -241,3 +242,29 @@ def test_an_archive_that_is_closed_at_a_damaged_member_gives_all_others(tmp_path
     values = [int(value) for batch in iterator for value in batch]
     assert values == [index for index in range(SIZE) if index not in BAD]
     assert rows_of(folder, "index", "error") == [(str(index), "BadZipFile") for index in BAD]
+
+
+def half(index: int) -> float:
+    return index / 2
+
+
+class WithPool(Dataset[float]):
+    """Its samples start processes, which torch allows without workers."""
+
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, index: int) -> float:
+        if index == 5:
+            raise ValueError("5.jpg is truncated")
+        with multiprocessing.get_context("fork").Pool(1) as pool:
+            return pool.apply(half, (index,))
+
+
+def test_samples_of_a_loader_without_workers_may_start_processes(tmp_path):
+    settings = ProcessSettings(feed=FeedSettings(on_error="skip", max_errors=9), output=tmp_path)
+    loader = DataLoader(WithPool(), 4, num_workers=0)
+    iterator: Any = placed_iterator(loader, TrainerProcess(settings, Timeline(None)))
+    values = [float(value) for batch in iterator for value in batch]
+    assert values == [index / 2 for index in range(16) if index != 5]
+    assert rows_of(tmp_path, "index", "error") == [("5", "ValueError")]

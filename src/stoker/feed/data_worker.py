@@ -3,6 +3,7 @@
 `get_worker_info()` does not say it on a data host: for a script without workers it is None there.
 """
 
+import multiprocessing
 import sys
 import threading
 
@@ -20,6 +21,13 @@ def hide_worker() -> None:
 
     become_data_worker()
     worker._worker_info = None
+
+
+def may_start_processes() -> None:
+    """Lets this process, which is a daemon, have children of multiprocessing: pools of a sample."""
+    # `daemon` itself cannot be set in a process that has begun.
+    settings = getattr(multiprocessing.current_process(), "_config", {})
+    settings["daemon"] = False
 
 
 def is_worker() -> bool:

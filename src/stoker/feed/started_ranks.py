@@ -33,7 +33,7 @@ def _spawned_number() -> int:
     """Returns which process of `torch.multiprocessing.spawn` this is; 0: the first, or none."""
     process = multiprocessing.current_process()
     target = getattr(process, "_target", None)
-    arguments = getattr(process, "_args", ())
+    arguments: tuple[object, ...] = getattr(process, "_args", ())
     if getattr(target, "__module__", "") != "torch.multiprocessing.spawn" or len(arguments) < 2:
         return 0
     # It calls `_wrap(function, number, arguments, ...)`.

@@ -23,7 +23,7 @@ from torch.utils.data._utils import collate as torch_collate
 from stoker.errors import ShippingError
 from stoker.feed import why_unfed
 from stoker.feed.balance import MeasuringCollate
-from stoker.feed.data_worker import become_data_worker, hide_worker
+from stoker.feed.data_worker import become_data_worker, hide_worker, may_start_processes
 from stoker.feed.doubts import FailedSamples
 from stoker.feed.lost_samples import NO_SAMPLE
 from stoker.feed.process_state import ProcessState
@@ -155,6 +155,9 @@ def _begun(
         channel.send(pack(up))
         return source, slots
     slots.shares_arrays = not spec.has_workers
+    if not spec.has_workers:
+        # As in the trainer, where torch would make these samples; its workers may have none.
+        may_start_processes()
     torch.set_num_threads(spec.num_threads)
     # default_collate then stacks into the slot, also where a script's collate_fn calls it.
     torch_collate.default_collate_fn_map[torch.Tensor] = slots.collate
