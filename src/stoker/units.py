@@ -7,7 +7,7 @@ A page's figures have spaces that do not break. A terminal gets plain ones: `ms`
 import math
 import re
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Literal
@@ -389,7 +389,7 @@ def without_unit(text: str, *, name: str) -> str:
     match = _WITH_UNIT.fullmatch(text)
     if match is None:
         return ""
-    units = _SHARES
+    units: Mapping[str, float] = _SHARES
     if name.lower().endswith("seconds"):
         units = _SECONDS_OF
     elif name.lower().endswith("bytes"):

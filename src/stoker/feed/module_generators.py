@@ -139,7 +139,9 @@ class ModuleGenerators:
         kinds = set(map(type, list(members.values())))
         names: set[str] = set(members.keys() & _USUAL_NAMES)
         if any(_may_hold(kind) for kind in kinds):
-            names.update(key for key, value in list(members.items()) if _may_hold(type(value)))
+            names.update(
+                key for key, value in list(members.items()) if _may_hold(cast("type", type(value)))
+            )
         if is_of_user:
             names.update(key for key, value in list(members.items()) if _has_generators(value))
             self._in_classes += _in_classes_of(name, members)
@@ -178,7 +180,7 @@ def may_be_made_by(value: object, module: str) -> bool:
     if isinstance(value, type):
         return value.__module__ == module
     kinds = (*_MAKERS, tuple, functools.partial, BuiltinMethodType)
-    return isinstance(value, kinds) or _may_hold(type(value))
+    return isinstance(value, kinds) or _may_hold(cast("type", type(value)))
 
 
 def _has_own_rules(name: str) -> bool:

@@ -257,7 +257,7 @@ class SpecPickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     def _shared_generator(self, obj: object) -> tuple[object, ...] | None:
         """Returns the reduction of a random generator that a module has as well; else None."""
-        if not _may_be_generator(type(obj)):
+        if not _may_be_generator(cast("type", type(obj))):
             return None
         # Only now: it imports torch.
         from stoker.feed.wire import shared_generators
