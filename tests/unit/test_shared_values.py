@@ -1,6 +1,7 @@
 """Numbers in memory that a stream's workers share, given to a stream built anew."""
 
 import multiprocessing
+import threading
 
 from stoker.feed.shared_values import set_shared_values, shared_values
 
@@ -26,3 +27,20 @@ def test_what_is_not_there_any_more_is_left_out():
     anew = Counted()
     set_shared_values({"dataset": anew}, {"dataset.other": 3})
     assert anew.epoch.value == 0
+
+
+def test_a_lock_that_a_killed_worker_holds_is_not_waited_for():
+    before, anew = Counted(), Counted()
+    before.epoch.value = 2
+    for one in (before, anew):
+        holder = threading.Thread(target=one.epoch.get_lock().acquire)
+        holder.start()
+        holder.join()
+
+    def carry_over():
+        set_shared_values({"dataset": anew}, shared_values({"dataset": before}))
+
+    carrier = threading.Thread(target=carry_over, daemon=True)
+    carrier.start()
+    carrier.join(30)
+    assert anew.epoch.get_obj().value == 2

@@ -28,10 +28,16 @@ class _Scalar(Protocol):
     def set(self, value: object) -> None: ...
 
 
-class _Value(Protocol):
-    """A number of multiprocessing's."""
+class _Number(Protocol):
+    """Memory with one number."""
 
     value: object
+
+
+class _Value(Protocol):
+    """A number of multiprocessing's, with its lock."""
+
+    def get_obj(self) -> _Number: ...
 
 
 def shared_values(roots: Mapping[str, object]) -> dict[str, object]:
@@ -61,7 +67,7 @@ def set_shared_values(roots: Mapping[str, object], values: Mapping[str, object])
         if _is_of_streaming(shared):
             cast("_Scalar", shared).set(values[path])
         else:
-            cast("_Value", shared).value = values[path]
+            _memory_of(shared).value = values[path]
 
 
 def _shared_in(roots: Mapping[str, object]) -> Iterator[tuple[str, object]]:
@@ -87,6 +93,11 @@ def _python_kinds() -> tuple[type, ...]:
 
 def _read(shared: object) -> object:
     if not _is_of_streaming(shared):
-        return cast("_Value", shared).value
+        return _memory_of(shared).value
     number = cast("_Scalar", shared).get()
     return int(cast("int", number))
+
+
+def _memory_of(shared: object) -> _Number:
+    """Returns its memory without its lock, which a worker that was killed may hold for ever."""
+    return cast("_Value", shared).get_obj()
