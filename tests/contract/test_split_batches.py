@@ -26,6 +26,7 @@ from stoker.feed.workers import pool as pools
 from stoker.feed.workers import splitting
 from stoker.feed.workers.jobs import Result, WorkerJob
 from stoker.feed.workers.pool import WorkerPool
+from stoker.feed.workers.progress import ProgressMemory
 from stoker.feed.workers.worker import worker_main
 from stoker.feed.workers.worker_handle import WorkerHandle
 from support import processes
@@ -607,8 +608,8 @@ def test_a_worker_that_is_beyond_where_it_should_stop_changes_nothing(
     dataset = Heavy(parts_folder(tmp_path), {106: waits_for}, seconds=SECONDS_OF[size])
     places = WorkerHandle.take_undecided
 
-    def late(worker):
-        return [(one, max(0, place - behind)) for one, place in places(worker)]
+    def late(worker, now):
+        return [(one, max(0, place - behind)) for one, place in places(worker, now)]
 
     monkeypatch.setattr(WorkerHandle, "take_undecided", late)
     with pool_of(dataset, padded_pairs, num_workers=4) as pool:
@@ -705,6 +706,24 @@ def test_an_error_behind_a_heavy_sample_waits_for_the_samples_before_it(tmp_path
         same(values[10][0][:, 0], torch.arange(8))
         assert not pool._splits
         assert not descriptors_of_parts()
+
+
+def test_a_worker_that_is_late_for_its_first_sample_shares_its_batch_all_the_same(
+    monkeypatch, tmp_path
+):
+    begin = ProgressMemory.begin_order
+
+    def begin_late(progress):
+        begin(progress)
+        # Longer than from when on a batch counts as heavy, as where it looks for generators.
+        time.sleep(0.3)
+
+    monkeypatch.setattr(ProgressMemory, "begin_order", begin_late)
+    dataset = Heavy(parts_folder(tmp_path), {100: range(102, 108)})
+    with pool_of(dataset, default_collate, num_workers=2) as pool:
+        made(pool, BEGIN)
+        values = made(pool, [job(9, range(100, 108))])
+        same(values[9][0][:, 0], torch.arange(100, 108))
 
 
 def test_samples_that_cannot_go_to_others_are_made_by_one_worker_to_the_end(monkeypatch, tmp_path):

@@ -387,7 +387,7 @@ class WorkerPool:
         if not self._may_share:
             return None
         due = self._split_costs.heavy_seconds - self._clock()
-        waits = [w.begun_at + due for w in self._load.workers if w.has_undecided]
+        waits = [w.heavy_since + due for w in self._load.workers if w.has_undecided]
         waits = [wait for wait in waits if wait < math.inf]
         return max(0.0, min(waits)) if waits else None
 
@@ -629,10 +629,10 @@ class WorkerPool:
         now = self._clock()
         heavy = self._split_costs.heavy_seconds
         # A list: what is given below changes the load.
-        due = [worker for worker in self._load.workers if now - worker.begun_at >= heavy]
+        due = [worker for worker in self._load.workers if now - worker.heavy_since >= heavy]
         for worker in due:
             if worker.has_undecided and self._load.num_idle:
-                for job, place in worker.take_undecided():
+                for job, place in worker.take_undecided(now):
                     self._share(job, worker, place)
 
     def _share(self, job: WorkerJob, worker: WorkerHandle, place: int) -> None:

@@ -50,6 +50,7 @@ class WorkerHandle:
         hung_at: The sample for which it was killed, as that took too long.
         num_answered: Jobs that it has answered.
         num_decided: Of its jobs, with these: whether others should make their rest was decided.
+        looked_at: When that could not be decided last, as its next sample was not known yet.
         kills_before: Processes of this host that the kernel had killed for memory as it started.
     """
 
@@ -72,6 +73,7 @@ class WorkerHandle:
     hung_at: SamplePlace | None = None
     num_answered: int = 0
     num_decided: int = 0
+    looked_at: float = -math.inf
     kills_before: int | None = field(default_factory=machine.num_memory_kills)
 
     @property
@@ -87,6 +89,16 @@ class WorkerHandle:
     def _has_begun(self) -> bool:
         """Whether it has begun its first job; of a worker whose progress is not known, perhaps."""
         return self.progress is None or self.progress.num_begun > self.num_answered
+
+    @property
+    def _is_between_samples(self) -> bool:
+        """Whether it has begun its first job, and makes no sample of it: not yet, or no more."""
+        return self.progress is not None and self._has_begun and self.at is None
+
+    @property
+    def heavy_since(self) -> float:
+        """Monotonic seconds from which on its first job counts as taking long."""
+        return max(self.begun_at, self.looked_at)
 
     @property
     def load(self) -> int:
@@ -120,8 +132,12 @@ class WorkerHandle:
             return None
         return SampleInWork(at.place, max(0.0, now - at.begun_at), is_lone=at.is_lone)
 
-    def take_undecided(self) -> list[tuple[WorkerJob, int]]:
-        """Returns its jobs of which nothing was decided, with the place that it makes next."""
+    def take_undecided(self, now: float) -> list[tuple[WorkerJob, int]]:
+        """Returns its jobs of which nothing was decided, with the place that it makes next.
+
+        Between the begin of a job and its first sample that place is not known: then they stay
+        undecided, and are looked at again.
+        """
         places: list[tuple[WorkerJob, int]] = []
         for position, job in enumerate(self.jobs):
             if self.num_answered + position < self.num_decided:
@@ -129,7 +145,10 @@ class WorkerHandle:
             place = self.next_place(job)
             if place is not None:
                 places.append((job, place))
-        self.num_decided = self.num_answered + len(self.jobs)
+        if self._is_between_samples:
+            self.looked_at = now
+        else:
+            self.num_decided = self.num_answered + len(self.jobs)
         return places
 
     def next_place(self, job: WorkerJob) -> int | None:
