@@ -23,7 +23,8 @@ _GROUP_END = re.compile(r"^ *\+-{20,}$")
 _MAX_IN_GROUP = 3
 # Any name: `queue.Empty`, `StopIteration`, `jsonschema.Invalid: words`.
 _MAYBE_RAISED = re.compile(r"^[A-Za-z_][\w.]*(: |:$|$)")
-_COLOUR = re.compile(r"\x1b\[[\d;:?]*[A-Za-z]")
+# And what moves the cursor and ends a line, as bars do; other sequences are an error's own words.
+_COLOUR = re.compile(r"\x1b\[[\d;:?]*[mKA-Hhl]")
 # A bar of tqdm's, which has no line end.
 _METER = re.compile(r"^.*\](?=Traceback \(most recent call last\):$)")
 # The head of a line of torch's log, in which torchrun repeats the traceback of a function.
