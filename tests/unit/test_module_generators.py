@@ -323,6 +323,8 @@ def folder(tmp_path, monkeypatch):
         file = tmp_path / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
+    # A seeder sets it.
+    monkeypatch.setattr("torch.utils.data._utils.worker._worker_info", None)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.syspath_prepend(tmp_path / "site-packages")
     with PreservedRandomStates():

@@ -56,6 +56,8 @@ def module(tmp_path, monkeypatch):
     folder.mkdir()
     (folder / "sharing_noise.py").write_text(TEXT)
     monkeypatch.syspath_prepend(folder)
+    # A seeder sets it.
+    monkeypatch.setattr("torch.utils.data._utils.worker._worker_info", None)
     with PreservedRandomStates():
         yield imported()
     sys.modules.pop("sharing_noise", None)
