@@ -410,11 +410,12 @@ class Sharing(Divided):
             yield {**sample, "epoch": self.epoch.value}
 
 
+@pytest.mark.parametrize("persists", [False, True])
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_what_workers_of_one_epoch_share_is_there_again(num_workers):
-    options = {"num_workers": num_workers}
+def test_what_workers_of_one_epoch_share_is_there_again(num_workers, persists):
+    options = {"num_workers": num_workers, "persistent_workers": persists and num_workers > 0}
     expected = uninterrupted_of(Sharing(), options, 3)
-    for epoch, place in ((1, 2), (2, 0), (2, None)):
+    for epoch, place in ((1, 0), (1, 2), (2, 0), (2, 2), (2, None)):
         loader = built(Sharing(), options)
         seed()
         for _ in range(epoch):

@@ -279,7 +279,8 @@ class LoaderBooks:
         rank_datasets: Of the ranks whose shards a loaded state has, if the run had other ranks.
         values: Those of a stream's dataset before its first epoch here; see `kept_values`.
         set_at_start: What the script had set in the dataset when persistent workers were started.
-        shared: What its workers share, when the epoch began; see `shared_values`.
+        shared: What its workers share, when each epoch of theirs began, also those that they made
+            again; see `shared_values`. None: not known.
         is_start_loaded: It is of a loaded state, and workers are to be started with it.
         said_unwatched: It knows that samples which hang are not found.
     """
@@ -302,7 +303,7 @@ class LoaderBooks:
     rank_datasets: object = None
     values: Mapping[str, object] | None = None
     set_at_start: Mapping[str, object] | None = None
-    shared: Mapping[str, object] = field(default_factory=dict)
+    shared: list[Mapping[str, object] | None] = field(default_factory=list)
     is_start_loaded: bool = False
     said_unwatched: bool = False
     life: LoaderLife = field(default_factory=LoaderLife)

@@ -31,7 +31,7 @@ from stoker.feed.changes import making
 from stoker.feed.data_worker import hide_worker, is_worker
 from stoker.feed.foreign_loaders import reach_of
 from stoker.feed.kept_values import KeptValues
-from stoker.feed.loader_state import say_unused, seeding_of, values_before
+from stoker.feed.loader_state import note_shared, say_unused, seeding_of, values_before
 from stoker.feed.module_generators import module_generators
 from stoker.feed.rank_streams import has_other_ranks
 from stoker.feed.sampler import SamplerOrder, yielded
@@ -98,7 +98,9 @@ class Epoch:
             usage.reads(self._books.number, type(loader), shards=shards)
         self._begin()
 
-    def begin(self) -> None:
+    def begin(self, loader: "DataLoader[object]") -> None:
+        """Begins the next epoch of workers that persist."""
+        note_shared(loader, self._books, is_start=False)
         self.order.begin(again=True)
         self._begin()
 
@@ -697,7 +699,7 @@ class SingleProcessIterator(CountedIterator, _SingleProcessDataLoaderIter):  # t
     def _reset(self, loader: "DataLoader[object]", first_iter: bool = False) -> None:
         if self._is_replaced(loader):
             return
-        self._epoch.begin()
+        self._epoch.begin(loader)
         super()._reset(loader, first_iter)
 
     def _next_data(self) -> object:  # type: ignore[override]
@@ -801,7 +803,7 @@ class MultiProcessingIterator(CountedIterator, _MultiProcessingDataLoaderIter): 
             return
         began = self._epoch.now()
         before = self._epoch.stream
-        self._epoch.begin()
+        self._epoch.begin(loader)
         self._timeout = loader.timeout
         self._epoch.track(num_workers=self._num_workers, num_shards=self._num_workers)
         if self._epoch.stream is not None and before is not None:

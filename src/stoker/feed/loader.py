@@ -161,7 +161,7 @@ def iterator_of(loader: AnyLoader) -> _BaseDataLoaderIter:
         return part_iterator(loader)
     process = this_process()
     began = process.timeline.clock()
-    loader_state.note_shared(loader, process)
+    loader_state.note_shared(loader, process.books(loader), is_start=True)
     with loader_state.set_as_at_start(loader, process):
         iterator = placed_iterator(loader, process)
     # Workers start in it: the first batch waits for them.

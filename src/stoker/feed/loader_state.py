@@ -275,7 +275,6 @@ def state_of(
         state["costs"] = books.costs.state()
     if books.bad is not None:
         state["bad_samples"] = books.bad.state(is_held=num_held > 0)
-    _add_shared(state, loader, books, is_under_way=is_under_way)
     if position is not None and (is_under_way or not position.is_over):
         if position.rewind is not None:
             position.rewind.show_drawn(parts.generators, now)
@@ -290,24 +289,59 @@ def state_of(
         values = changed_values(roots, since=since)
         state["inline_random"] = tensor_of(states_here(roots, values=values))
         say_unused(books, process, why=unkept(roots, since=since, has_iterators=True))
+    _add_shared(state, loader, books, process, is_under_way=is_under_way)
     return state
 
 
-def note_shared(loader: "DataLoader[object]", process: TrainerProcess) -> None:
-    """Notes what the workers of a stream share as an epoch begins, before they are started."""
+def note_shared(loader: "DataLoader[object]", books: LoaderBooks, *, is_start: bool) -> None:
+    """Notes what the workers of a stream share, before they begin an epoch.
+
+    Args:
+        loader: Of the stream.
+        books: Of the loader.
+        is_start: Whether workers are started for it; else they have made an epoch before.
+    """
     shared = _shared_now(loader)
-    if shared:
-        process.books(loader).shared = shared
+    if not shared:
+        return
+    if is_start:
+        books.shared.clear()
+    books.shared.append(shared)
+    loaded = books.pending_state()
+    if is_start and loaded is not None:
+        # Within the epochs that they make again nobody looks.
+        books.shared += [None] * _num_earlier_epochs(loaded["begun"])
 
 
 def _add_shared(
-    state: LoaderState, loader: "DataLoader[object]", books: LoaderBooks, *, is_under_way: bool
+    state: LoaderState,
+    loader: "DataLoader[object]",
+    books: LoaderBooks,
+    process: TrainerProcess,
+    *,
+    is_under_way: bool,
 ) -> None:
+    """Adds what workers shared as the epoch began that those which resume have to begin with."""
     position = books.position
     is_in_epoch = position is not None and (is_under_way or not position.is_over)
-    shared = books.shared if is_in_epoch else _shared_now(loader)
-    if shared:
+    epochs = [*books.shared] if is_in_epoch else [*books.shared, _shared_now(loader)]
+    # Those that are made again count themselves.
+    at = len(epochs) - 1 - _num_earlier_epochs(state["begun"])
+    if not epochs or epochs == [{}]:
+        return
+    shared = epochs[max(0, at)]
+    if shared is None:
+        say_unused(books, process, why="what its workers share was not seen in a resumed epoch")
+    elif shared:
         state["shared"] = _packed(shared)
+
+
+def _num_earlier_epochs(begun: EpochBeginning | None) -> int:
+    """Returns how many epochs before it are made again where a stream resumes."""
+    stream = begun and begun.get("stream")
+    if not stream:
+        return 0
+    return max((len(shard["earlier"]) for shard in stream["shards"]), default=0)
 
 
 def _shared_now(loader: "DataLoader[object]") -> dict[str, object]:

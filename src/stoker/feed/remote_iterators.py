@@ -163,7 +163,7 @@ class FeedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[misc]
         self._session.cancel(self._epoch.id)
         self._epoch.steps.end()
         began = self._epoch.now()
-        self._epoch.begin()
+        self._epoch.begin(loader)
         super()._reset(loader, first_iter)
         self._begin()
         self.opened(self._epoch.now() - began)

@@ -415,7 +415,7 @@ class WatchedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[mis
     def _reset(self, loader: "DataLoader[object]", first_iter: bool = False) -> None:
         self._epoch.steps.end()
         began = self._epoch.now()
-        self._epoch.begin()
+        self._epoch.begin(loader)
         super()._reset(loader, first_iter)
         self._num_taken_here = 0
         if self._batches.is_over:
