@@ -285,8 +285,9 @@ def test_a_batch_that_turns_out_to_be_short_has_few_parts(monkeypatch):
 
 
 def test_where_parts_cost_more_than_they_give_no_batch_behind_the_first_has_any(asked, monkeypatch):
-    # As of samples of 20 MB, which take long to write.
+    # As of samples of 20 MB, which take long to write; but not longer than to make them.
     monkeypatch.setattr(splitting, "_MIN_GAIN", 1e9)
+    monkeypatch.setattr(splitting, "_extra_seconds", lambda contents: 1e-6)
     jobs = [job(number, range(number, number + 16)) for number in range(4)]
     with pool_of(Equal(seconds=0.005), default_collate, num_workers=2) as pool:
         values = made(pool, jobs)
@@ -297,6 +298,21 @@ def test_where_parts_cost_more_than_they_give_no_batch_behind_the_first_has_any(
     parts = [(one.whole.key[1], one.first, one.last) for one in asked if one.split]
     assert parts == [(0, 0, 2), (0, 2, 4), (0, 4, 16), (0, 0, 0)]
     assert [one.key[1] for one in asked if not one.split] == [1, 2, 3]
+
+
+def test_where_the_rest_of_a_batch_costs_more_than_its_parts_it_is_begun_again(asked, monkeypatch):
+    monkeypatch.setattr(splitting, "_MIN_GAIN", 1e9)
+    # As long as samples of 20 MB are written and read.
+    monkeypatch.setattr(splitting, "_extra_seconds", lambda contents: 10.0)
+    jobs = [job(number, range(number, number + 16)) for number in range(4)]
+    with pool_of(Equal(seconds=0.005), default_collate, num_workers=2) as pool:
+        values = made(pool, jobs)
+        assert not descriptors_of_parts()
+        assert not pool._open
+    for number in range(4):
+        same(values[number][0][:, 0], torch.arange(number, number + 16))
+    assert [(one.first, one.last) for one in asked if one.split] == [(0, 2), (2, 4)]
+    assert [one.key[1] for one in asked if not one.split] == [0, 1, 2, 3]
 
 
 def test_where_parts_cost_more_the_next_epoch_has_none(asked, monkeypatch):

@@ -244,9 +244,18 @@ class SplitBatch:
 
     @property
     def is_untouched(self) -> bool:
-        """Whether this host alone makes it, and no worker was asked for any of its samples."""
-        is_shared = bool(self.elsewhere) or self.only is not None
-        return not (is_shared or self.begin or self.keys)
+        """Whether no worker was asked for any of its samples, and no other host makes some."""
+        return self.is_begun_in_parts and not self.keys
+
+    @property
+    def is_begun_in_parts(self) -> bool:
+        """Whether this host alone makes it, and no worker began it alone."""
+        return not (self.elsewhere or self.only is not None or self.begin)
+
+    @property
+    def num_left(self) -> int:
+        """Samples that no worker has been asked for."""
+        return sum(last - first for first, last in self._left)
 
     @property
     def is_answered(self) -> bool:

@@ -787,7 +787,7 @@ class WorkerPool:
         return [result]
 
     def _look_at_first_part(self, split: SplitBatch, part: FinishedPart) -> None:
-        """Has one worker make the rest of a batch that is not worth its parts.
+        """Has one worker make the rest of a batch that is not worth its parts, or all of it.
 
         Nor are those worth it that wait behind it, of which no worker has a part: they are made as
         if they had never been split.
@@ -796,9 +796,12 @@ class WorkerPool:
         if self._split_costs.pays_as_expected():
             return
         split.step = split.size
-        for waiting in [split for split in self._splits if split.is_untouched]:
-            self._close_split(waiting)
-            self._retries.append(waiting.job)
+        whole = [one for one in self._splits if one.is_untouched]
+        if self._split_costs.is_better_begun_again(split):
+            whole.insert(0, split)
+        for one in whole:
+            self._close_split(one)
+            self._retries.append(one.job)
 
     def _whole(self, split: SplitBatch, result: Result) -> list[Result]:
         """Returns what ends a part, or the collation, as the result of the batch."""

@@ -99,6 +99,17 @@ class SplitCosts:
             extra=_extra_seconds([content]) * num_parts,
         )
 
+    def is_better_begun_again(self, split: SplitBatch) -> bool:
+        """Returns whether a batch that does not pay is sooner there if one worker makes all of it.
+
+        The alternative is that one makes the rest, as a part. What others have of it is lost then.
+        """
+        may_be = split.is_begun_in_parts and split.num_left > 0 and split.error is None
+        if self._expected is None or not may_be:
+            return False
+        lost = self._expected.whole * (split.size - split.num_left) / split.size
+        return lost < self._expected.extra
+
     def pays_as_expected(self) -> bool:
         """Returns whether the batch is worth it whose first part came last."""
         return self._expected is None or self.pays(self._expected.whole)
