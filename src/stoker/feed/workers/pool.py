@@ -796,6 +796,9 @@ class WorkerPool:
         if self._split_costs.pays_as_expected():
             return
         split.step = split.size
+        if self._split_costs.pays():
+            # Only this one is short: what is assigned anew would be split again, without an end.
+            return
         whole = [one for one in self._splits if one.is_untouched]
         if self._split_costs.is_better_begun_again(split):
             whole.insert(0, split)
