@@ -315,6 +315,23 @@ def test_where_the_rest_of_a_batch_costs_more_than_its_parts_it_is_begun_again(a
     assert [one.key[1] for one in asked if not one.split] == [0, 1, 2, 3]
 
 
+def test_one_short_batch_among_long_ones_is_not_begun_again(asked, monkeypatch):
+    # Usual batches are worth their parts; this one takes less than they cost.
+    monkeypatch.setattr(splitting, "MIN_SPLIT_SECONDS", 100.0)
+    monkeypatch.setattr(splitting, "_extra_seconds", lambda contents: 10.0)
+
+    def is_not_endless(turn):
+        assert turn < 1000, "the same batch is split again and again"
+
+    with pool_of(Equal(), default_collate, num_workers=2) as pool:
+        pool._split_costs.add_batch(1000.0)
+        values = made(pool, [job(0, range(8))], at_turn=is_not_endless)
+        assert not descriptors_of_parts()
+    same(values[0][0][:, 0], torch.arange(8))
+    # Two parts before its costs were known, the rest in one part, the collation.
+    assert [(one.first, one.last) for one in asked] == [(0, 1), (1, 2), (2, 8), (0, 0)]
+
+
 def test_where_parts_cost_more_the_next_epoch_has_none(asked, monkeypatch):
     monkeypatch.setattr(splitting, "_MIN_GAIN", 1e9)
     with pool_of(Equal(seconds=0.005), default_collate, num_workers=2) as pool:
@@ -753,7 +770,15 @@ def test_samples_that_cannot_go_to_others_are_made_by_one_worker_to_the_end(monk
             return Sentinel.NONE
 
     dataset = Slowing(parts_folder(tmp_path), {})
+    share_heavy = WorkerPool._share_heavy
+
+    def share_at_slow_one(pool):
+        # Before it, the answer that it has no parts may come before others have its rest.
+        if dataset.makers(101):
+            share_heavy(pool)
+
     monkeypatch.setattr(WorkerPool, "_try_split", lambda pool, job: False)
+    monkeypatch.setattr(WorkerPool, "_share_heavy", share_at_slow_one)
     with pool_of(dataset, count_nones, num_workers=3) as pool:
         made(pool, BEGIN)
         values = made(pool, [job(9, range(100, 110)), job(10, range(8))])
