@@ -760,6 +760,15 @@ def test_what_cannot_be_dealt_is_named(loader, words):
     assert re.search(words, why_unbalanced(loader, world_size=4, rank=1))
 
 
+def test_a_run_of_one_rank_is_told_how_to_have_several():
+    loader = loader_of(DistributedSampler(NINE, num_replicas=1, rank=0))
+    why = why_unbalanced(loader, world_size=1, rank=0)
+    assert why.startswith("the run has one rank; for several set cluster.dnn.processes_per_host")
+    process = balancing_process(world_size=1)
+    assert not _begins_balance(loader, process)
+    assert process.balance_news(loader)._loader.why_not == why
+
+
 def test_a_plain_loader_is_told_how_to_show_what_other_ranks_get(monkeypatch):
     # As Accelerate's dispatch_batches leaves it to rank 0.
     loader = DataLoader(NINE, 3, sampler=SeedableRandomSampler(NINE), num_workers=1)

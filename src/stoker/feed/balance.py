@@ -80,6 +80,10 @@ _NOT_SEEN = ", so that what other ranks get is not known"
 _SEEN = (
     ": dealt are the samples of torch's DistributedSampler, and of loaders that Accelerate prepares"
 )
+_ALONE = (
+    "the run has one rank; for several set cluster.dnn.processes_per_host or cluster.dnn.count, or "
+    "start it with torchrun"
+)
 _SKIPS = (
     "it skips what was read of an epoch before (Accelerate's skip_first_batches); its samples are "
     "dealt after the next whole epoch, or in it if this run has measured them before"
@@ -94,8 +98,8 @@ _RANDOM_OF_LIBRARIES = (
 # Of a sampler that seeds itself at the beginning of an epoch, whatever its generator's state is.
 _SEEDS = ("initial_seed", "epoch")
 _SAME_ORDER = (
-    "; give the samplers of all ranks the same seed, call set_epoch(epoch) on all of them, and "
-    "begin their loaders in one order"
+    "; give the samplers of all ranks the same seed and batches of one size, call "
+    "set_epoch(epoch) on all of them, and begin their loaders in one order"
 )
 # In place of a sample's bytes.
 _UNMEASURED = (1 << 64) - 1
@@ -787,6 +791,8 @@ def _place_of(sampler: object) -> tuple[int, int]:
 
 def why_unbalanced(loader: "DataLoader[object]", *, world_size: int, rank: int) -> str:
     """Returns why this loader's batches cannot be dealt by cost; empty: they can be."""
+    if world_size < 2:
+        return _ALONE
     if isinstance(loader.dataset, IterableDataset):
         return "it reads a stream (IterableDataset), and what other ranks read of it is not known"
     sampler = cast("BatchSampler | None", loader.batch_sampler)

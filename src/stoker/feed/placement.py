@@ -295,7 +295,7 @@ def _planned_iterator(
     loader: AnyLoader, process: TrainerProcess
 ) -> "TorchIterator | PlannedIterator | WatchedIterator":
     """Returns an iterator over torch's workers, as many as a plan or else the script says."""
-    is_asked = process.settings.feed.balance is not None and process.settings.world_size > 1
+    is_asked = process.settings.feed.balance is not None
     if is_asked and process.books(loader).costs is None:
         process.balance_news(loader).say_not("there are no data hosts")
     count = _decided_workers(loader, process)

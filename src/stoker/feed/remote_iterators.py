@@ -369,7 +369,7 @@ def _spec_of(loader: "DataLoader[object]", process: TrainerProcess) -> DatasetSp
 def _begins_balance(loader: "DataLoader[object]", process: TrainerProcess) -> bool:
     """Returns whether the loader's samples are dealt to the ranks by cost; says once if not."""
     settings, books = process.settings, process.books(loader)
-    if settings.feed.balance is None or settings.world_size < 2:
+    if settings.feed.balance is None:
         return False
     # Each time: a script may have put another sampler into its batch sampler.
     why = why_unbalanced(loader, world_size=settings.world_size, rank=settings.rank)
