@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+import torch
 from torch.utils.data import IterableDataset
 from torch.utils.data._utils.worker import WorkerInfo
 
@@ -418,8 +419,19 @@ def test_of_a_librarys_object_neither_handles_nor_truth_values_are_kept():
     assert changed_values({"dataset": stream}, since=since) == {"dataset.stage.epoch": 0}
 
 
+class OfPoints(Stream):
+    """A Sobol sequence, which goes on from epoch to epoch."""
+
+    def __init__(self) -> None:
+        self.points = torch.quasirandom.SobolEngine(2, scramble=True, seed=3)
+
+    def __iter__(self) -> Iterator[object]:
+        for _ in range(3):
+            yield self.points.draw(1).tolist()
+
+
 KINDS = [OfClass, Connected, OfReader, OfClosure, Mixed, OfLibrary, OfConfig]
-KINDS += [OfObjects, OfRows, OfValues, OfContainers, OfPlaces]
+KINDS += [OfObjects, OfRows, OfValues, OfContainers, OfPlaces, OfPoints]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -482,6 +494,21 @@ def test_a_file_that_is_read_on_is_said(place, mode):
         assert ("dataset.kept is a file that is read on" in unkept(roots, since=since)) == (
             place == "middle"
         )
+
+
+@pytest.mark.parametrize(
+    "rows_of",
+    [csv.reader, csv.DictReader, enumerate, lambda file: map(str.strip, file)],
+)
+def test_rows_that_are_read_on_from_a_file_are_noticed(rows_of):
+    with Path(__file__).open() as file:
+        rows = rows_of(file)
+        roots = {"dataset": Keeping(rows)}
+        next(rows)
+        assert live_iterator_in(roots).startswith("dataset.kept")
+        for _ in rows:
+            pass
+        assert not live_iterator_in(roots)
 
 
 @pytest.mark.parametrize("opened", [gzip.open, bz2.open, lzma.open])

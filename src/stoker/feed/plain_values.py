@@ -9,6 +9,7 @@ which `unpacked` makes values again.
 """
 
 import bz2
+import csv
 import gc
 import gzip
 import io
@@ -71,6 +72,7 @@ _ITERATORS: tuple[type, ...] = (
     itertools.starmap,
     itertools.takewhile,
     itertools.zip_longest,
+    type(csv.reader(())),
 )
 _NUMBERS = "biufc"
 _COMPRESSED = (gzip.GzipFile, bz2.BZ2File, lzma.LZMAFile)
@@ -382,7 +384,8 @@ def is_iterator(value: object) -> bool:
 def is_live_iterator(value: object, depth: int = 0) -> bool:
     """Returns whether an iterator has more to give, which no other process can continue."""
     if not is_iterator(value):
-        return False
+        # Rows and maps of a file go on where that is.
+        return depth > 0 and is_half_read(value)
     if isinstance(value, GeneratorType):
         return value.gi_frame is not None
     if isinstance(value, _ITERATORS):

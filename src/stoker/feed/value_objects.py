@@ -1,6 +1,6 @@
 """Small values of other classes: dates, fractions, ranges, named tuples, members of enumerations.
 
-Also UUIDs, and files in memory with their content and place.
+Also UUIDs, files in memory with their content and place, and how far torch's Sobol sequences are.
 
 They are made again from plain arguments, which a state has. Who makes them again is a value of the
 same class, in the same place of the new process: a state names no class.
@@ -21,6 +21,7 @@ from fractions import Fraction
 from typing import Protocol, cast
 
 import numpy as np
+import torch
 
 from stoker.feed.plain_values import MAX_BYTES, is_packable, packed, unpacked
 from stoker.feed.reachable import attributes_of
@@ -106,6 +107,9 @@ def _further(value: object) -> ValueObject | None:
     """Returns a value of a class that does not say itself of what it is made."""
     if type(value) is uuid.UUID:
         return ValueObject(value, (str(value),), cast("_Maker", uuid.UUID))
+    if type(value) is torch.quasirandom.SobolEngine:
+        make = cast("_Maker", functools.partial(_drawn_on, value))
+        return ValueObject(value, (value.num_generated,), make)
     if type(value) is not io.StringIO and type(value) is not io.BytesIO:
         return None
     file = cast("io.BytesIO", value)
@@ -119,6 +123,14 @@ def _further(value: object) -> ValueObject | None:
         # A dataset's data, whose place alone changes.
         return ValueObject(value, (place,), make)
     return ValueObject(value, (place, file.getvalue()), make)
+
+
+def _drawn_on(engine: torch.quasirandom.SobolEngine, count: int) -> object:
+    """Returns a Sobol sequence, once it has given as many points."""
+    engine.reset()
+    if count:
+        engine.fast_forward(count)
+    return engine
 
 
 def _rewritten(file: io.BytesIO, place: int | None = None, content: bytes | None = None) -> object:
