@@ -127,9 +127,9 @@ def _further(value: object) -> ValueObject | None:
 
 def _drawn_on(engine: torch.quasirandom.SobolEngine, count: int) -> object:
     """Returns a Sobol sequence, once it has given as many points."""
-    engine.reset()
+    engine.reset()  # type: ignore[no-untyped-call]
     if count:
-        engine.fast_forward(count)
+        engine.fast_forward(count)  # type: ignore[no-untyped-call]
     return engine
 
 
