@@ -54,6 +54,18 @@ class LeavingError(Exception):
         sys.exit("no words")
 
 
+class PanickingError(Exception):
+    def __str__(self) -> str:
+        raise PanicError("no words")
+
+
+@dataclass(frozen=True)
+class FrozenError(Exception):
+    """Refuses whoever sets its traceback, as contextlib's generators do."""
+
+    path: str
+
+
 class LockedError(Exception):
     """Cannot be pickled."""
 
@@ -129,6 +141,8 @@ ODD = MappingProxyType(
         ),
         "wordless": (raises(WordlessError), "WordlessError"),
         "leaving": (raises(LeavingError), "LeavingError"),
+        "panicking": (raises(PanickingError), "PanickingError"),
+        "frozen": (raises(lambda: FrozenError("a.jpg")), "FrozenError"),
         "classless": (raises(ClasslessError), "ClasslessError"),
         "without attributes": (raises(NoAttributesError), "NoAttributesError"),
         "nameless": (raises(NamelessError), "NamelessError"),
@@ -211,6 +225,24 @@ def test_with_raise_an_error_that_cannot_be_shown_names_its_sample(kind):
     feed = {"sample_timeout_seconds": 100.0}
     with pytest.raises(RuntimeError, match=f"index 2 of data worker.*\\n[^$]*{ODD[kind][1]}"):
         batches_of(loader, process_of(**feed))
+
+
+class Generating(Odd):
+    """Holds a generator, whose state is the trainer's again behind each batch."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(kind)
+        self.rng = np.random.default_rng(3)
+
+
+def test_with_raise_a_frozen_error_is_what_the_script_gets_in_the_trainer():
+    # Another loader looks at its dataset as well.
+    process = process_of()
+    others = placement.placed_iterator(DataLoader(Odd("frozen", ()), 3), process)
+    next(others)
+    for dataset in (Odd("frozen"), Generating("frozen")):
+        with pytest.raises(FrozenError, match=r"a\.jpg"):
+            batches_of(DataLoader(dataset, 3), process)
 
 
 class PreemptedError(Exception):

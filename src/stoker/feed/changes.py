@@ -405,18 +405,22 @@ def making(*own: Watch) -> "contextlib.AbstractContextManager[None]":
     Loaders may share a dataset, and be read in turns.
     """
     # Once a batch, and most processes have none.
-    return _making(own) if _watches else _NO_OTHERS
+    return _Making(own) if _watches else _NO_OTHERS
 
 
-@contextlib.contextmanager
-def _making(own: Collection[Watch]) -> Iterator[None]:
-    others = [watch for watch in _watches if watch not in own]
-    for watch in others:
-        watch.note()
-    try:
-        yield
-    finally:
-        for watch in others:
+class _Making:
+    # A class: contextlib's generator sets an error's traceback, which a frozen dataclass refuses.
+    __slots__ = ("_others",)
+
+    def __init__(self, own: Collection[Watch]) -> None:
+        self._others = [watch for watch in _watches if watch not in own]
+
+    def __enter__(self) -> None:
+        for watch in self._others:
+            watch.note()
+
+    def __exit__(self, *_: object) -> None:
+        for watch in self._others:
             if watch.changed():
                 watch.rebase()
 

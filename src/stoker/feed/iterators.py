@@ -468,7 +468,7 @@ class TrainerMaker:
             tolerate(cast("TorchsFetcher", fetcher), on_error, seeder=seeder)
 
     def make(self, numbered: Numbered) -> object:
-        with _making_here():
+        with _MakingHere():
             return self._fetcher.fetch(numbered.index if self._seeding == "torch" else numbered)
 
 
@@ -652,7 +652,7 @@ class SingleProcessIterator(CountedIterator, _SingleProcessDataLoaderIter):  # t
                 inline.note_unkept()
         # Seeds are drawn again, too, as when the epoch began; an earlier version did not keep that.
         order.keeps_draws = is_resumed and not progress.own_made
-        with inline.begin(is_resumed=order.keeps_draws), _making_here():
+        with inline.begin(is_resumed=order.keeps_draws), _MakingHere():
             if before is None or not self._has_continued(loader, inline, before):
                 self._begin_again(loader, inline, is_resumed=is_resumed)
         order.keeps_draws = False
@@ -704,7 +704,7 @@ class SingleProcessIterator(CountedIterator, _SingleProcessDataLoaderIter):  # t
 
     def _next_data(self) -> object:  # type: ignore[override]
         # Other loaders may read the same dataset, and watch it.
-        with _making_here(), making():
+        with _MakingHere(), making():
             batch: object = super()._next_data()
         return batch
 
@@ -875,14 +875,20 @@ def _is_making_here() -> bool:
     return bool(getattr(_here, "is_making", False))
 
 
-@contextlib.contextmanager
-def _making_here() -> Iterator[None]:
-    before = _is_making_here()
-    _here.is_making = True
-    try:
-        yield
-    finally:
-        _here.is_making = before
+class _MakingHere:
+    """While a batch is made in this thread.
+
+    A class: contextlib's generator sets an error's traceback, which a frozen dataclass refuses.
+    """
+
+    __slots__ = ("_before",)
+
+    def __enter__(self) -> None:
+        self._before = _is_making_here()
+        _here.is_making = True
+
+    def __exit__(self, *_: object) -> None:
+        _here.is_making = self._before
 
 
 def is_making() -> bool:

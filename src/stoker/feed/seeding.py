@@ -190,6 +190,27 @@ def index_bytes(index: object) -> bytes:
     return b"r" + repr(index).encode("utf-8", "surrogatepass")
 
 
+class _HeldPreserved(PreservedRandomStates):
+    """Restores those of held generators as well."""
+
+    __slots__ = ("_held", "_idle", "_of_held", "_of_idle")
+
+    def __init__(self, held: HeldGenerators, idle: IdleGenerators) -> None:
+        self._held = held
+        self._idle = idle
+
+    def __enter__(self) -> None:
+        self._of_held = self._held.states()
+        self._of_idle = self._idle.states()
+        super().__enter__()
+
+    def __exit__(self, *_: object) -> None:
+        super().__exit__()
+        put_back(self._of_held)
+        for write, state in self._of_idle:
+            write(state)
+
+
 class Seeder:
     """Seeds the batches that this process makes.
 
@@ -342,19 +363,9 @@ class Seeder:
     def preserved(self) -> contextlib.AbstractContextManager[None]:
         """Restores all random states at its end: the trainer's own draws do not move."""
         has_others = self._held.found or self._held.idle
-        return self._held_preserved() if has_others else PreservedRandomStates()
-
-    @contextlib.contextmanager
-    def _held_preserved(self) -> Iterator[None]:
-        states = self._held.states()
-        idle = self._idle.states()
-        try:
-            with PreservedRandomStates():
-                yield
-        finally:
-            put_back(states)
-            for write, state in idle:
-                write(state)
+        if not has_others:
+            return PreservedRandomStates()
+        return _HeldPreserved(self._held, self._idle)
 
     def _follow(self) -> None:
         if self._held.followed and self._held.follow() and self._drawn is not None:

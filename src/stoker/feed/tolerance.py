@@ -185,6 +185,33 @@ def sample_of(dataset: object, index: object, *, makes_many: bool) -> object:
     return sample
 
 
+class _PutBack:
+    """Has a bad sample leave this process as it was.
+
+    But for the first ones: they may have begun what the process goes on with. A class: contextlib's
+    generator sets an error's traceback, which a frozen dataclass refuses.
+    """
+
+    __slots__ = ("_before", "_contained", "_has_made")
+
+    def __init__(self) -> None:
+        self._has_made = False
+
+    def __enter__(self) -> None:
+        self._before = ProcessState.of_this_process() if self._has_made else None
+        self._contained = Contained()
+        self._contained.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, err: BaseException | None, trace: object
+    ) -> None:
+        self._contained.__exit__(kind, err, trace)
+        if kind is None:
+            self._has_made = True
+        elif self._before is not None:
+            self._before.put_back()
+
+
 class TolerantDataset:
     """A dataset that gives a mark in the place of a sample that it cannot make.
 
@@ -228,7 +255,7 @@ class TolerantDataset:
         self.on_bad: Callable[[BaseException, int, int], None] = _not_looked_after
         self.puts_back = False
         self.timers: frozenset[int] | None = None
-        self._has_made = False
+        self._puts_back = _PutBack()
 
     def __getattr__(self, name: str) -> object:
         if name == "__getitems__" and self._makes_many:
@@ -351,23 +378,7 @@ class TolerantDataset:
             return sample_of(self._dataset, index, makes_many=self._makes_many)
 
     def _contained(self) -> contextlib.AbstractContextManager[None]:
-        return self._put_back() if self.puts_back else Contained(self.timers)
-
-    @contextlib.contextmanager
-    def _put_back(self) -> Iterator[None]:
-        """Has a bad sample leave this process as it was.
-
-        But for the first ones: they may have begun what the process goes on with.
-        """
-        before = ProcessState.of_this_process() if self._has_made else None
-        try:
-            with Contained():
-                yield
-        except BaseException:
-            if before is not None:
-                before.put_back()
-            raise
-        self._has_made = True
+        return self._puts_back if self.puts_back else Contained(self.timers)
 
     def _try(self, index: object, *, attempt: int) -> None:
         try:
@@ -625,7 +636,9 @@ def lost_sample(err: BaseException, *, place: int, attempt: int) -> LostSample:
 def _text_of(err: BaseException) -> str:
     try:
         return " ".join(str(err).split())
-    except (Exception, SystemExit):
+    except KeyboardInterrupt:
+        raise
+    except BaseException:
         return "its text cannot be shown"
 
 

@@ -241,7 +241,9 @@ def _text_of(err: BaseException) -> str:
     # An exception's own __str__ may raise.
     try:
         text = str(err)
-    except (Exception, SystemExit):
+    except KeyboardInterrupt:
+        raise
+    except BaseException:
         return "its text cannot be shown"
     if len(text) > _MAX_TEXT:
         # A dataset may raise with all that it holds: the first and the last part are searched.
