@@ -271,7 +271,9 @@ class LateText:
     @property
     def is_waiting(self) -> bool:
         # In a forked child no such thread is alive: the parent writes what waits.
-        return self._thread is not None and self._thread.is_alive()
+        # Read once: the thread sets it to None at its end.
+        thread = self._thread
+        return thread is not None and thread.is_alive()
 
     def write(self, descriptor: int, text: str) -> None:
         """Writes as soon as that can be; waits for it a moment, where nothing waits before it."""

@@ -66,3 +66,26 @@ def test_a_thread_of_the_script_waits_as_before():
     thread = collected_by("validation")
     thread.join(DEADLINE_SECONDS)
     assert ended_in == [thread]
+
+
+def test_what_is_found_ends_also_where_no_thread_can_be_started(monkeypatch):
+    start = threading.Thread.start
+    refused: list[threading.Thread] = []
+
+    def start_but_one(thread):
+        if thread.name == "ends-workers" and not refused:
+            refused.append(thread)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_but_one)
+    is_told = threading.Event()
+    is_told.set()
+    ended_in: list[threading.Thread] = []
+    for _ in range(2):
+        leave_in_a_cycle(is_told, ended_in)
+    collected_by("stoker-feed").join(DEADLINE_SECONDS)
+    until(lambda: len(ended_in) == 2, "both have ended", seconds=DEADLINE_SECONDS)
+    assert refused
+    # The refused one is kept by this test alone.
+    refused.clear()

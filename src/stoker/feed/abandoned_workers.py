@@ -7,6 +7,7 @@ then. Its workers never hear that they are to end, and torch waits 5 s for each,
 other. A thread of stoker's must not stand still for that long: no batch would be asked for.
 """
 
+import contextlib
 import functools
 import os
 import threading
@@ -60,8 +61,18 @@ def _ends(pid: int) -> _Endings:
 
     def run() -> None:
         while True:
-            # All at once: each may wait for many workers.
-            threading.Thread(target=ends.get(), name="ends-workers", daemon=True).start()
+            _end_one(ends.get())
 
     threading.Thread(target=run, name="stoker-ends", daemon=True).start()
     return ends
+
+
+def _end_one(ending: Callable[[], None]) -> None:
+    try:
+        # All at once: each may wait for many workers.
+        threading.Thread(target=ending, name="ends-workers", daemon=True).start()
+    except RuntimeError:
+        # No thread is left, or Python ends: here, one after the other. Nobody sees what a `__del__`
+        # raises.
+        with contextlib.suppress(Exception):
+            ending()

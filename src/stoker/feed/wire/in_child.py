@@ -41,12 +41,14 @@ def last_made(make: Callable[[], Iterator[bytes]], *, max_seconds: float) -> byt
         if not pid:
             _write(make, writable, parent=parent)
         os.close(writable)
-        written = _read(readable, until=time.monotonic() + max_seconds)
-    # What hangs, and what has ended already.
-    with contextlib.suppress(OSError):
-        os.kill(pid, signal.SIGKILL)
-    with contextlib.suppress(OSError):
-        os.waitpid(pid, 0)
+        try:
+            written = _read(readable, until=time.monotonic() + max_seconds)
+        finally:
+            # What hangs, and what has ended already; also where a signal's handler raises.
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(OSError):
+                os.waitpid(pid, 0)
     return _last_of(written)
 
 
