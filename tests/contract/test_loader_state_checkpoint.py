@@ -426,6 +426,26 @@ def test_a_state_of_an_iterable_dataset_of_an_earlier_version_is_read_without_wo
         iter(workers)
 
 
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_map_style_dataset_whose_own_state_is_not_kept_is_named_once(num_workers, capfd):
+    class Counted(Drawing):
+        def state_dict(self) -> State:
+            raise AssertionError("it is not asked")
+
+        def load_state_dict(self, state: State) -> None:
+            raise AssertionError("nor told")
+
+    loader = stoker.DataLoader(Counted(), batch_size=2, num_workers=num_workers)
+    iterator = iter(loader)
+    next(iterator)
+    state = loader.state_dict()
+    loader.state_dict()
+    err = capfd.readouterr().err
+    assert err.count("stream_state_refused") == 1
+    assert "no state_dict of the loader has that of Counted itself" in err
+    stoker.DataLoader(Counted(), batch_size=2).load_state_dict(state)
+
+
 def test_a_sampler_without_a_state_that_can_be_told_stops_no_training():
     class Failing(Consumed):
         def __init__(self) -> None:

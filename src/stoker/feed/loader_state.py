@@ -284,13 +284,40 @@ def state_of(
     elif position is not None and position.next_stream is not None:
         state["begun"] = _next_begun(position.next_stream)
     elif position is not None and position.stream is not None and position.is_inline:
-        roots = _roots_of(loader)
-        since = values_before(loader, books)
-        values = changed_values(roots, since=since)
-        state["inline_random"] = tensor_of(states_here(roots, values=values))
-        say_unused(books, process, why=unkept(roots, since=since, has_iterators=True))
+        _add_inline(state, loader, books, process)
     _add_shared(state, loader, books, process, is_under_way=is_under_way)
+    say_unused(books, process, why=_unasked(loader.dataset))
     return state
+
+
+def _add_inline(
+    state: LoaderState,
+    loader: "DataLoader[object]",
+    books: LoaderBooks,
+    process: TrainerProcess,
+) -> None:
+    """Adds what a stream without workers keeps between two epochs; says what no state can have."""
+    roots = _roots_of(loader)
+    since = values_before(loader, books)
+    values = changed_values(roots, since=since)
+    state["inline_random"] = tensor_of(states_here(roots, values=values))
+    say_unused(books, process, why=unkept(roots, since=since, has_iterators=True))
+
+
+def _unasked(dataset: object) -> str:
+    """Returns that a map-style dataset's own state is in no state; empty: it has none.
+
+    Others make its samples: the script's object is not the one that has changed.
+    """
+    kind = type(dataset)
+    # Of the class: an object may answer to any name.
+    if isinstance(dataset, IterableDataset) or not hasattr(kind, "load_state_dict"):
+        return ""
+    return (
+        f"no state_dict of the loader has that of {kind.__name__} itself, as it is no "
+        "IterableDataset: what its samples change in it is not there when a run resumes; keep it "
+        "in the sampler, or derive it from the index"
+    )
 
 
 def note_shared(loader: "DataLoader[object]", books: LoaderBooks, *, is_start: bool) -> None:
