@@ -60,7 +60,8 @@ def described(*command: str, hosts: str = "dnn", **more: object) -> dict[str, ob
         "command": [sys.executable, *command],
         "environment": {"WANDB_PROJECT": "digits"},
         "secrets": {"HF_TOKEN": {"arn": ARN, "hosts": hosts}},
-        "feed": {"lease_seconds": 2.0},
+        # Else the trainer makes all batches where the hosts are late.
+        "feed": {"lease_seconds": 2.0, "until_ready": "wait"},
         **more,
     }
 
