@@ -3,7 +3,10 @@
 import contextlib
 import csv
 import errno
+import gc
 import os
+import signal
+import weakref
 from typing import Any, cast
 
 import numpy as np
@@ -182,7 +185,7 @@ def test_too_many_are_an_error_that_names_them(tmp_path):
     with pytest.raises(FeedError) as caught:
         values_of(DataLoader(Numbers((0, 5, 9)), batch_size=4), process)
     assert caught.value.what.startswith(
-        "3 of 12 samples of this epoch are bad, feed.max_errors is 2"
+        "3 of 12 samples of this epoch are bad, feed.max_errors is 2 samples: "
     )
     assert "5 (ValueError: cannot decode file 5)" in caught.value.what
     assert FILE in caught.value.where
@@ -477,6 +480,26 @@ def test_samples_of_two_processes_that_count_as_one_rank_are_both_listed(tmp_pat
         path = tmp_path / FILE_OF_RANK.format(rank=0)
         BadSampleFile(path, rank=0).add([sample], batch_of(1))
     assert join_files(tmp_path) == 2
+
+
+def test_what_a_script_has_set_is_not_kept_from_sample_to_sample(tmp_path):
+    class Handler:
+        def __call__(self, *_: object) -> None:
+            """Does nothing."""
+
+    dataset = TolerantDataset(Numbers((2,)), "skip")
+    dataset.puts_back = True
+    handler = Handler()
+    usual = signal.signal(signal.SIGCHLD, handler)
+    try:
+        for index in range(4):
+            assert isinstance(dataset[index], MarkedSample) is (index == 2)
+    finally:
+        signal.signal(signal.SIGCHLD, usual)
+    is_there = weakref.ref(handler)
+    del handler
+    gc.collect()
+    assert is_there() is None
 
 
 def test_a_text_that_is_no_unicode_is_listed(tmp_path):

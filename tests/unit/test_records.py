@@ -4,6 +4,7 @@ import math
 import os
 import typing
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stoker.cli.schema import json_schema
+from stoker.environment import from_environment
 from stoker.errors import UsageError
 from stoker.records import (
     RECORDS,
@@ -281,6 +283,10 @@ def test_a_record_of_another_kind_is_named(tmp_path):
         ("image", 7, 'in quotes: "7"'),
         ("feed", "fast", "stoker schema workload     shows the expected keys"),
         ("feed", {"max_errors": "2.5 %"}, "max_errors: 0.025"),
+        ("feed", {"max_errors": "1e9"}, "max_errors: 1000000000"),
+        ("feed", {"max_errors": "5e-3"}, "max_errors: 0.005"),
+        ("feed", {"max_bytes": "1e9"}, "max_bytes: 1000000000"),
+        ("feed", {"max_bytes": "1.5"}, "stoker schema workload     shows the expected keys"),
         ("feed", {"sample_timeout_seconds": "1.5h"}, "sample_timeout_seconds: 5400"),
         ("feed", {"max_bytes": "2GiB"}, "max_bytes: 2147483648"),
         ("feed", {"max_bytes": "5%"}, "stoker schema workload     shows the expected keys"),
@@ -291,6 +297,35 @@ def test_an_error_shows_the_line_as_it_would_be_right(key, found, fix):
     with pytest.raises(UsageError) as caught:
         workload_from(document)
     assert caught.value.fix == fix
+
+
+@pytest.mark.parametrize("value", [0.01, 0.999, 1, 1.0, 2.0, 10**9])
+def test_a_limit_of_bad_samples_is_a_share_or_a_whole_number(value):
+    document = {"name": "a", "command": ["x"], "feed": {"max_errors": value}}
+    assert workload_from(document).feed.max_errors == value
+
+
+@pytest.mark.parametrize("value", [0, 0.0, -1, 1.5, math.nan, math.inf, True, "5%", None])
+@pytest.mark.parametrize("is_variable", [False, True])
+def test_another_limit_of_bad_samples_is_refused_with_its_key(value, is_variable):
+    document: Any = {"name": "a", "command": ["x"], "feed": {"max_errors": value}}
+    read: Any = workload_from
+    if is_variable:
+        document = {"STOKER_FEED": json.dumps(document["feed"])}
+        read = from_environment
+    with pytest.raises(UsageError) as caught:
+        read(document)
+    error = caught.value
+    # JSON has neither NaN nor infinity.
+    is_json = isinstance(value, str | None) or math.isfinite(value) or not is_variable
+    assert ("max_errors" if is_json else "STOKER_FEED") in error.where
+    assert ("number" if is_json else "malformed") in error.what
+
+
+def test_a_limit_of_bad_samples_that_is_neither_is_explained():
+    with pytest.raises(UsageError, match=r"whole number of samples, found 1.5") as caught:
+        workload_from({"name": "a", "command": ["x"]}, overrides=["feed.max_errors=1.5"])
+    assert caught.value.where.startswith("--set feed.max_errors=")
 
 
 @pytest.mark.parametrize(

@@ -439,3 +439,21 @@ def test_what_cannot_be_seeded_is_told_once(capfd):
     assert len(told) == 1
     assert "generator_not_seeded" in told[0]
     assert "dataset.rng (a random.SystemRandom)" in told[0]
+
+
+def test_held_generators_are_put_back_also_where_torchs_state_cannot_be(monkeypatch):
+    class Holding:
+        def __init__(self) -> None:
+            self.drawn_from = random.Random(1)
+
+    dataset = Holding()
+    seeder = Seeder({"dataset": dataset, "collate_fn": list}, num_workers=None)
+    before = dataset.drawn_from.getstate()
+
+    def fails(*_: object) -> None:
+        raise RuntimeError("no such state")
+
+    monkeypatch.setattr(PreservedRandomStates, "__exit__", fails)
+    with pytest.raises(RuntimeError, match="no such state"), seeder.preserved():
+        seeder.make((7, 0, 0, 1), dataset.drawn_from.random)
+    assert dataset.drawn_from.getstate() == before

@@ -113,13 +113,13 @@ class BadSamples:
         """
         if not self.are_many(most):
             return None
-        limit = f"{most:g}"
+        limit = f"{most:.0f} samples" if most > 1 else "1 sample"
         if most < 1:
             is_enough = whole is not None or self.samples >= _MIN_SAMPLES
             judged = max(self.samples, whole or 0)
             if not is_enough or self.of_epoch <= _allowed(most, judged):
                 return None
-            limit += f" of {judged}"
+            limit = f"{most:g} of {judged}"
         return FeedError(
             f"{self.of_epoch} of {self.samples} samples of this epoch are bad, feed.max_errors is "
             f"{limit}: {'; '.join(self._first)}",

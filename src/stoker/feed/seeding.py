@@ -205,10 +205,12 @@ class _HeldPreserved(PreservedRandomStates):
         super().__enter__()
 
     def __exit__(self, *_: object) -> None:
-        super().__exit__()
-        put_back(self._of_held)
-        for write, state in self._of_idle:
-            write(state)
+        try:
+            super().__exit__()
+        finally:
+            put_back(self._of_held)
+            for write, state in self._of_idle:
+                write(state)
 
 
 class Seeder:

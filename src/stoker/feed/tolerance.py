@@ -35,6 +35,7 @@ from stoker.feed.wire.host_errors import (
     cause_on_host,
     class_name,
     errors_behind,
+    text_of,
     words_of_error,
 )
 from stoker.feed.wire.protocol import BadSample
@@ -205,11 +206,13 @@ class _PutBack:
     def __exit__(
         self, kind: type[BaseException] | None, err: BaseException | None, trace: object
     ) -> None:
+        # Not kept until the next sample: it knows what the script has set.
+        before, self._before = self._before, None
         self._contained.__exit__(kind, err, trace)
         if kind is None:
             self._has_made = True
-        elif self._before is not None:
-            self._before.put_back()
+        elif before is not None:
+            before.put_back()
 
 
 class TolerantDataset:
@@ -630,20 +633,11 @@ def lost_sample(err: BaseException, *, place: int, attempt: int) -> LostSample:
         place: In its batch.
         attempt: As in LostSample.
     """
-    return LostSample(place, attempt, _cut(class_name(err)), _cut(_text_of(err)))
-
-
-def _text_of(err: BaseException) -> str:
-    try:
-        return " ".join(str(err).split())
-    except KeyboardInterrupt:
-        raise
-    except BaseException:
-        return "its text cannot be shown"
+    return LostSample(place, attempt, _cut(class_name(err)), _cut(text_of(err)))
 
 
 def _bad(index: object, err: BaseException) -> BadSample:
-    text = _text_of(err)
+    text = text_of(err)
     try:
         shown = repr(shown_index(index))
     except Exception:

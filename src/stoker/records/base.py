@@ -11,6 +11,7 @@ import re
 import secrets
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, ClassVar, TypeVar, cast, get_args
@@ -48,6 +49,10 @@ AnyFloat = Annotated[float, msgspec.Meta(extra_json_schema={"type": ["number", "
 RecordT = TypeVar("RecordT", bound="Record")
 _PATH = re.compile(r" - at `(?:key in )?\$(?P<path>[^`]*)`$")
 _NAMED_KEY = re.compile(r"(?P<problem>unknown|missing required) field `(?P<key>[^`]*)`")
+# A record's own check says so which of its keys it is about.
+_OWN_CHECK = re.compile(r"`(?P<key>\w+)`: (?P<what>.+)")
+# At most two digits behind the "e": a larger one would take long to write.
+_NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e[-+]?\d\d?)?", re.IGNORECASE)
 _GOT = re.compile(r", got `[^`]*`$")
 _TYPES = re.compile(r"`([^`]*)`")
 _PLAIN_WORDS = {
@@ -438,6 +443,8 @@ def _explain(message: str, document: Json, kind: type[Record], place: Place) -> 
             return UsageError(f"key {key} is missing", where=where, fix=_see(kind))
         fix = _moved_key(key, kind, path) or nearest(key, _known_keys(kind, path))
         return UsageError(f"unknown key {key}", where=where, fix=fix)
+    if check := _OWN_CHECK.fullmatch(what):
+        path, what = path_below(path, check["key"]), check["what"]
     value = _value_at(document, path)
     choices = _choices_at(kind, path)
     if choices and what.startswith("Invalid enum"):
@@ -502,7 +509,7 @@ def _corrected(path: str, found: object, types: set[str]) -> str:
     if isinstance(found, bool | int | float) and "str" in types:
         return f'in quotes: "{json.dumps(found)}"'
     if isinstance(found, str) and types & {"int", "float"}:
-        number = without_unit(found, name=key)
+        number = _number_in(found, types) or without_unit(found, name=key)
         return f"{key}: {number}" if number else ""
     if isinstance(found, str) and path == "name":
         name = re.sub(r"[^a-z0-9]+", "-", found.lower())[:40].strip("-")
@@ -510,6 +517,15 @@ def _corrected(path: str, found: object, types: set[str]) -> str:
             return f"name: {name}"
         return ""
     return ""
+
+
+def _number_in(found: str, types: set[str]) -> str:
+    """Returns a number that is a text, for YAML as well (1e9), as it is to be written."""
+    if not _NUMBER.fullmatch(found):
+        return ""
+    exact = Decimal(found)
+    is_allowed = "float" in types or exact % 1 == 0
+    return f"{exact:f}" if is_allowed else ""
 
 
 def _plain_words(match: re.Match[str]) -> str:

@@ -259,9 +259,11 @@ class FeedSettings(Record, frozen=True, kw_only=True):
             on, but for the first ones of `next(iter(loader))` in a loop. Errors of a host (a full
             disk, a network) and of `collate_fn` are raised in any case.
         max_errors: With `on_error`, how many bad samples of an epoch a rank accepts before the
-            training fails, of each loader: a number, or below 1 a share of the epoch's samples.
-            It fails as soon as it has more, or where the sampler has no length from 100 samples on.
-            More than 1 in 100 is hardly ever a damaged file here and there.
+            training fails, of each loader: below 1 a share of the epoch's samples, from 1 on a
+            number of them, and a whole one (1 and 1.0 are one sample; a large number is no limit).
+            `on_error: raise` accepts none. It fails as soon as it has more, or where the sampler
+            has no length from 100 samples on. More than 1 in 100 is hardly ever a damaged file here
+            and there.
         model_parallel_size: Ranks per replica of the model, which get the same batches.
         replicas: Ranks of each replica, if `model_parallel_size` cannot express them.
         lease_seconds: Seconds without a message after which a launcher counts as lost. A process
@@ -329,6 +331,13 @@ class FeedSettings(Record, frozen=True, kw_only=True):
     port: Annotated[int, msgspec.Meta(ge=1024, le=65534)] = 7600
     metrics_port: Annotated[int, msgspec.Meta(ge=1024, le=65535)] | None = None
     metrics_address: Name | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_errors > 1 and self.max_errors % 1:
+            raise ValueError(
+                "`max_errors`: expected a share of the epoch's samples, below 1, or a whole number "
+                "of samples"
+            )
 
     @property
     def seeds_by(self) -> Literal["batch", "stretch", "sample", "torch"]:

@@ -91,9 +91,24 @@ def class_name(err: BaseException) -> str:
     return name
 
 
+def text_of(err: BaseException) -> str:
+    """Returns an error's text in one line; of a long one the first and the last part."""
+    try:
+        text = str(err)
+    except KeyboardInterrupt:
+        raise
+    # An exception's own __str__ may raise.
+    except BaseException:
+        return "its text cannot be shown"
+    if len(text) > _MAX_TEXT:
+        # A dataset may raise with all that it holds: the first and the last part are searched.
+        text = f"{text[: _MAX_TEXT // 2]} ... {text[-_MAX_TEXT // 2 :]}"
+    return " ".join(text.split())
+
+
 def words_of_error(err: BaseException) -> str:
     """Returns an error's class and text in one line, of a group its first errors as well."""
-    words = f"{class_name(err)}: {_text_of(err)}".rstrip(": ")
+    words = f"{class_name(err)}: {text_of(err)}".rstrip(": ")
     if isinstance(err, BaseExceptionGroup):
         words += ": " + "; ".join(words_of_error(error) for error in err.exceptions[:2])
     return words[:_MAX_CHARACTERS]
@@ -136,7 +151,7 @@ def cause_on_host(err: BaseException, side: Side, *, raised: str) -> WhyUnfed | 
         side: The host, in words.
         raised: What was raised, in words.
     """
-    text = _text_of(err)
+    text = text_of(err)
     match err:
         case KeyError() if _is_of_environment(err):
             return why_unfed.missing_variable(str(err.args[0]), side, raised=raised)
@@ -235,20 +250,6 @@ def _of_text(text: str, side: Side, *, raised: str) -> WhyUnfed | None:
         if pattern.search(text):
             return sentence(side, raised=raised)
     return None
-
-
-def _text_of(err: BaseException) -> str:
-    # An exception's own __str__ may raise.
-    try:
-        text = str(err)
-    except KeyboardInterrupt:
-        raise
-    except BaseException:
-        return "its text cannot be shown"
-    if len(text) > _MAX_TEXT:
-        # A dataset may raise with all that it holds: the first and the last part are searched.
-        text = f"{text[: _MAX_TEXT // 2]} ... {text[-_MAX_TEXT // 2 :]}"
-    return " ".join(text.split())
 
 
 def _last_frame(err: BaseException) -> FrameType | None:
