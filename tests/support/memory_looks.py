@@ -5,6 +5,7 @@ growth (no): without a look at how one worker's memory grows, which needs room f
 """
 
 import contextlib
+import itertools
 import os
 import sys
 import time
@@ -19,17 +20,18 @@ if __name__ == "__main__":
     sys.path.insert(1, str(Path(__file__).parents[1]))
 
 from stoker.profile import batches
-from stoker.profile.loader_phases import shut_down
+from stoker.profile.loader_phases import TaskSource, run_in_workers, shut_down
+from stoker.profile.memory import watch
 from stoker.profile.memory.loop_growth import LoopWatch
 from stoker.profile.memory.python_objects import held_objects
-from stoker.profile.memory.watch import MemoryWatch, measure_growth
+from stoker.profile.memory.watch import MemoryWatch
 from stoker.profile.rank_results import AsIs, Quartiles, RankResult, WorkerGrowth
 from support import memory_script
 
-# In the share of a profile of 12 s: a worker looks at itself 24 times.
-GROWTH_SECONDS = 0.4
-MOST_SECONDS = 12.8
-LEAST_BATCHES = 24
+# What a worker makes in the share of a profile of 12 s, in which it looks at itself 24 times.
+GROWTH_SAMPLES = 12_000
+# Only until it is given up.
+GROWTH_SECONDS = 100.0
 # Also where a busy machine takes all of the time for one.
 LEAST_STEPS = 40
 
@@ -110,15 +112,33 @@ class LookedAt:
         raise Seen
 
 
+class BatchClock:
+    """Stands for the module `time` in a worker that looks at itself: a second for each batch."""
+
+    def __init__(self) -> None:
+        self._batches = itertools.count()
+
+    def monotonic(self) -> float:
+        return float(next(self._batches))
+
+
+def watch_by_batches(source: TaskSource, until: float) -> WorkerGrowth | None:
+    """Looks at a worker's memory as often as a profile on an idle machine, by batches."""
+    watch.time = BatchClock()
+    return watch.watch_own_memory(source, until=len(source.indices))
+
+
 def worker_growth(loader: DataLoader[torch.Tensor]) -> WorkerGrowth | None:
-    """Returns how a worker grew; of a longer time where a busy machine let it make few batches."""
-    seconds = GROWTH_SECONDS
-    while True:
-        growth, _ = measure_growth(loader, seconds=seconds, iterate=DataLoader.__iter__)
-        is_seen = growth and growth.samples >= LEAST_BATCHES * (loader.batch_size or 1)
-        if is_seen or seconds >= MOST_SECONDS:
-            return growth
-        seconds *= 2
+    """Returns how a worker grew over the same batches, however busy the machine is."""
+    (growth,) = run_in_workers(
+        loader,
+        watch_by_batches,
+        workers=1,
+        num_batches=GROWTH_SAMPLES // (loader.batch_size or 1),
+        seconds=GROWTH_SECONDS,
+        iterate=DataLoader.__iter__,
+    )
+    return growth
 
 
 def main() -> None:
