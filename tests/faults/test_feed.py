@@ -117,7 +117,8 @@ def test_a_host_with_another_token_is_named_with_that_in_the_last_words(num_host
     other = tmp_path / "token"
     other.write_text(new_token())
     with Cluster(agents=num_hosts, late=True) as cluster:
-        cluster.start_agent(0, token_file=str(other))
+        # In a usual run it gives up after 40 s.
+        cluster.start_agent(0, token_file=str(other), key_refused_seconds=1.0)
         wait_until(lambda: cluster.coordinator.events, "it was refused")
         trainer = cluster.train(env=env_of(cluster, start_deadline_seconds=1.0))
         assert trainer.end() == 5

@@ -21,6 +21,7 @@ from typing import NoReturn
 from stoker.feed.agent.agent import Agent
 from stoker.feed.wire.crypto import Keys, read_token
 from stoker.feed.wire.protocol import PROTOCOL_VERSION, Join
+from stoker.launch import leader_connection
 from stoker.launch.leader_connection import Membership
 from stoker.logs import Log
 from stoker.records import FeedSettings
@@ -138,6 +139,8 @@ def main() -> None:
     if "days_ahead" in given:
         right_time = time.time
         time.time = lambda: right_time() + 86_400.0 * given["days_ahead"]
+    if "key_refused_seconds" in given:
+        vars(leader_connection)["KEY_REFUSED_SECONDS"] = given["key_refused_seconds"]
     keys = Keys.from_token(read_token(Path(given["token_file"])))
     run, host, workers = given["run"], given["host"], given["workers"]
     log, feed = Log(run=run, host=host), FeedSettings(**given["feed"])
