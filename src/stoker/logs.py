@@ -267,6 +267,7 @@ class LateText:
         self._lock = threading.Lock()
         self._waiting: deque[bytes] = deque(maxlen=MAX_LATE_TEXTS)
         self._thread: threading.Thread | None = None
+        self._waits_at_exit = False
 
     @property
     def is_waiting(self) -> bool:
@@ -299,9 +300,15 @@ class LateText:
                 os.close(duplicate)
                 return
         thread.join(LATE_SECONDS)
-        if thread.is_alive():
+        if thread.is_alive() and not self._waits_at_exit:
+            self._waits_at_exit = True
             # The last lines of a process say how it ended.
-            atexit.register(thread.join, LAST_SECONDS)
+            atexit.register(self._wait_for_last)
+
+    def _wait_for_last(self) -> None:
+        thread = self._thread
+        if thread is not None:
+            thread.join(LAST_SECONDS)
 
     def _run(self, descriptor: int) -> None:
         while text := self._next():

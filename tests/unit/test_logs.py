@@ -1,5 +1,8 @@
+import atexit
 import io
 import os
+from collections.abc import Callable
+from functools import partial
 from typing import BinaryIO
 
 import pytest
@@ -8,6 +11,7 @@ from hypothesis import strategies as st
 
 from stoker import logs
 from stoker.logs import EventName, Log, parse_line, printable
+from support.processes import until
 
 
 @given(st.text(max_size=40), st.text(min_size=1, max_size=40))
@@ -99,3 +103,20 @@ def test_a_log_that_nobody_ever_reads_keeps_the_last_lines(full_pipe, monkeypatc
         log.event(name)
     # The first one is being written.
     assert events_in(read, count=3) == ["run_joined", "host_rejoined", "run_restarted"]
+
+
+def test_a_reader_that_stands_still_again_and_again_adds_nothing_to_the_end(full_pipe, monkeypatch):
+    read, stream = full_pipe
+    monkeypatch.setattr(logs, "LATE_SECONDS", 0.0)
+    at_the_end: list[Callable[[], None]] = []
+    monkeypatch.setattr(
+        atexit, "register", lambda wait, *args: at_the_end.append(partial(wait, *args))
+    )
+    log = Log(run="r", host="h", stream=stream)
+    for _ in range(3):
+        # Longer than a pipe takes in one piece.
+        log.event(EventName.HOST_LOST, reason="x" * 100_000)
+        assert events_in(read, count=1) == ["host_lost"]
+        until(lambda: not log._late.is_waiting, "all is written")
+    (wait,) = at_the_end
+    wait()
