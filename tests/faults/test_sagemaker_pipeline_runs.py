@@ -84,7 +84,12 @@ def test_the_list_of_bad_samples_comes_back_with_the_runs_other_files(project):
     assert "damaged 7" in report
 
 
-@pytest.mark.parametrize("script", [PLAIN, STREAM], ids=lambda script: script.name)
+# That a stream is fed so: e2e/test_unchanged_scripts.
+@pytest.mark.parametrize(
+    "script",
+    [PLAIN, pytest.param(STREAM, marks=pytest.mark.soak)],
+    ids=lambda script: script.name,
+)
 def test_an_unchanged_script_is_fed_and_passes(project, script):
     script.write(project.folder / "code", name="train.py")
     project.upload(
