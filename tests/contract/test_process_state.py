@@ -1,7 +1,9 @@
 """What samples of a process share is read, and put back as far as that can be done."""
 
+import contextvars
 import decimal
 import gc
+import logging
 import os
 import resource
 import signal
@@ -97,6 +99,33 @@ def test_what_forked_workers_would_inherit_is_seen_as_changed(what):
         return state.changes()
 
     assert in_child(change) == str([what])
+
+
+TOLD: contextvars.ContextVar[int] = contextvars.ContextVar("TOLD", default=0)
+
+# As docs/feed.md says of what a bad sample leaves.
+UNSEEN: MappingProxyType[str, Callable[[], object]] = MappingProxyType(
+    {
+        "torch.set_printoptions": lambda: torch.set_printoptions(precision=2),
+        "numpy.set_printoptions": lambda: np.set_printoptions(precision=2),
+        "logging.disable": lambda: logging.disable(logging.CRITICAL),
+        "levels of loggers": lambda: logging.getLogger().setLevel(logging.ERROR),
+        "context variables": lambda: TOLD.set(7),
+        "attributes of modules": lambda: setattr(decimal, "told", 7),
+        "modules": lambda: sys.modules.pop("decimal"),
+        "new variables": lambda: os.environ.update(STOKER_TEST_NEW="7"),
+    }
+)
+
+
+@pytest.mark.parametrize("what", UNSEEN)
+def test_what_is_told_to_stay_is_not_seen_as_changed(what):
+    def change() -> list[str]:
+        states = ProcessState.far_of_this_process(), ProcessState.of_this_process()
+        UNSEEN[what]()
+        return [words for state in states for words in state.changes()]
+
+    assert in_child(change) == "[]"
 
 
 def test_a_limit_of_processes_is_seen_as_changed():

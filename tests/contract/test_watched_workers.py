@@ -1,5 +1,6 @@
 """Without data hosts, a loader's own workers find samples that end or block them, if asked for."""
 
+import ctypes
 import faulthandler
 import os
 import random
@@ -205,6 +206,23 @@ def test_a_sample_that_hangs_is_left_out(tmp_path):
     epochs = epochs_of(loader, process)
     assert [sum(len(batch) for batch in batches) for batches in epochs] == [SIZE - 1, SIZE - 1]
     assert [row[3] for row in rows_of(tmp_path)] == [str(HANGING)] * 2
+
+
+class HoldingTheLock(Numbers):
+    """A sample waits in native code that keeps Python's lock: no thread of its process can act."""
+
+    def strike(self, index: int) -> None:
+        ctypes.PyDLL(None).read(os.pipe()[0], ctypes.create_string_buffer(1), 1)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_sample_that_hangs_with_pythons_lock_held_is_left_out(tmp_path, workers):
+    process = process_of(tmp_path, on_error="skip", sample_timeout_seconds=2.0)
+    # With no workers of its own the first two batches are made in this process.
+    loader = DataLoader(HoldingTheLock((HANGING,)), batch_size=5, num_workers=workers)
+    (batches,) = epochs_of(loader, process, 1)
+    assert sum(map(len, batches)) == SIZE - 1
+    assert listed(tmp_path, "index", "error") == [(str(HANGING), "SampleTimeoutError")]
 
 
 @pytest.mark.parametrize("kind", [Numbers, ManyNumbers])
