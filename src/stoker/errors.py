@@ -13,6 +13,7 @@
     │   ├── FeedLostError           no data worker is left, or none arrived in time (also a
     │   │                           RuntimeError, which torch's loader raises)
     │   ├── ShippingError           a dataset or collate function cannot be sent to a data host
+    │   │   └── RebuildingError     its own code raised as it was read back from its pickle
     │   └── ProtocolError           a peer violated the protocol
     └── WorkloadError            6  the user's command failed; its exit code is in training.json
 
@@ -193,6 +194,10 @@ class FeedLostError(FeedError, RuntimeError):
 
 class ShippingError(FeedError):
     """A dataset, collate function or sampler index cannot be sent to another host."""
+
+
+class RebuildingError(ShippingError):
+    """A dataset's own code raised as it was read back from its pickle."""
 
 
 class ProtocolError(FeedError):

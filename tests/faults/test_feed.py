@@ -302,6 +302,35 @@ def test_what_cannot_travel_of_an_unchanged_script_is_made_as_torch_makes_it(nob
     assert trainer.errors.count("loader_not_shippable") == 1
 
 
+def test_dataset_that_no_host_can_read_is_named(host):
+    trainer = host.train(unreadable=True, num_workers=1)
+    assert trainer.end() == 5
+    said = "dataset.noise (__main__.Unreadable) cannot be read back from its pickle"
+    assert said in trainer.errors
+    assert "missing 1 required positional argument" in trainer.errors
+
+
+KEPT = {"persistent_workers": True}
+
+
+@pytest.mark.parametrize(
+    ("given", "feed"),
+    [
+        ({"num_workers": 0}, {}),
+        ({"num_workers": 2}, {**LOCAL, "local_workers": 0}),
+        ({"num_workers": 2, "loader": KEPT}, LOCAL),
+    ],
+)
+def test_dataset_that_no_host_can_read_is_made_here(host, given, feed):
+    trainer = host.train(env=env_of(host, **feed), unreadable=True, loaders=2, **given)
+    assert trainer.finish() == reference(unreadable=True, loaders=2, **given)
+    said = [line for line in trainer.errors.splitlines() if "loader_not_shippable" in line]
+    # Once a loader, not once an epoch.
+    assert len(said) == 2
+    assert "dataset.noise (__main__.Unreadable) cannot be read back from its pickle" in said[0]
+    assert "without help of data hosts" in said[0]
+
+
 def test_decided_workers_replace_the_scripts(nobody):
     trainer = nobody.train(num_workers=0, workers=2)
     assert trainer.finish() == reference()

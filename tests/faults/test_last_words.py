@@ -377,7 +377,7 @@ def test_an_error_of_several_lines_keeps_its_advice(tmp_path):
         "train(batches(D()))"
     )
     ended = end_of(last_words(tmp_path, script))
-    wanted = ["first line second line third line", "__setstate__ (script.py:", "see the traceback"]
+    wanted = ["first line second line third line", "__setstate__ (script.py:", "in __getstate__"]
     assert [word for word in wanted if word not in ended] == []
 
 

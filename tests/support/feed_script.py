@@ -37,8 +37,15 @@ DEFAULTS = dict.fromkeys((*_PLACES, "gates", "until")) | {
     "rank": 0,
     "world": 1,
     "loader": {},
-    **dict.fromkeys(("lock", "objects", "is_torchs"), False),
+    **dict.fromkeys(("lock", "unreadable", "objects", "is_torchs"), False),
 }
+
+
+class Unreadable(random.Random):
+    """Can be pickled, and not read back: it is made again without its argument."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
 
 
 class Images(torch.utils.data.Dataset):
@@ -130,6 +137,8 @@ def main() -> None:
             # Nobody can send a lock that is held.
             dataset.lock = threading.Lock()
             dataset.lock.acquire()
+        if given["unreadable"]:
+            vars(dataset)["noise"] = Unreadable(3)
         sampler = None
         if given["world"] > 1:
             ranks = given["world"], given["rank"]

@@ -2,6 +2,7 @@ import functools
 import io
 import os
 import pickle
+import random
 import re
 import sys
 import threading
@@ -11,7 +12,13 @@ import pytest
 import torch
 from torch.utils.data import Subset, default_collate
 
-from stoker.errors import FeedLostError, ProtocolError, ShippingError, UsageError
+from stoker.errors import (
+    FeedLostError,
+    ProtocolError,
+    RebuildingError,
+    ShippingError,
+    UsageError,
+)
 from stoker.feed.agent.dataset_process import HostedSpec
 from stoker.feed.remote import remote
 from stoker.feed.wire import dataset as shipping
@@ -234,6 +241,21 @@ def test_what_cannot_travel_is_said_beforehand(attributes, found):
 def test_a_look_at_what_cannot_travel_is_bounded(max_bytes, max_seconds):
     dataset = Numbers(large=bytes(100_000), lock=LOCK)
     assert not refusal_of(spec(dataset), max_bytes=max_bytes, max_seconds=max_seconds).what
+
+
+class NeedsSeed(random.Random):
+    """Is made again without its argument as it is read back."""
+
+    def __init__(self, seed):
+        super().__init__(seed)
+
+
+def test_that_a_dataset_cannot_be_read_back_is_told_from_what_a_host_lacks():
+    with pytest.raises(RebuildingError, match="missing 1 required positional argument: 'seed'"):
+        unpack_spec(packed(Numbers(rng=NeedsSeed(3))).data)
+    # With the class that the trainer looks for.
+    back = raised(RebuildingError("its own code", where="host a", fix="see there"))
+    assert (type(back), back.what) == (RebuildingError, "its own code")
 
 
 WHOLE = bytes(range(256)) * 200

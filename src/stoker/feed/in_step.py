@@ -149,6 +149,10 @@ class InStep:
         is_for_good = self._books.num_changes >= MAX_CHANGED_EPOCHS
         self._say_why(f"{path} changed between two batches", path, is_for_good=is_for_good)
 
+    def stay(self) -> None:
+        """Makes the rest of the epoch here, for a reason that others have said."""
+        self.place = "here"
+
     def end(self) -> None:
         """Notes that the epoch is over, and nothing changed."""
         forget(self._parts, self._sampler)

@@ -34,7 +34,7 @@ from stoker.host.importing import imported
 from stoker.logs import EventName, Log
 
 if TYPE_CHECKING:
-    from stoker.feed.remote_iterators import FeedIterator
+    from stoker.feed.remote_iterators import FeedIterator, Refuse
     from stoker.feed.watched_workers import WatchedIterator
     from stoker.feed.wire.dataset import DatasetSpec
 
@@ -248,7 +248,18 @@ def _fed_iterator(loader: AnyLoader, process: TrainerProcess) -> "FeedIterator":
     is_built_here = next(factories_in(loader.dataset), None) is None
     if loader.num_workers == 0 and is_built_here and not is_of_ranks:
         stay_here = partial(_stay_here, loader, process)
-    return kind(loader, process, feed_of(process), stay_here=stay_here)
+    refuse: Refuse | None = None
+    if is_built_here and not is_of_ranks and not (is_stream and loader.num_workers):
+        refuse = partial(_refuse, loader, process)
+    return kind(loader, process, feed_of(process), stay_here=stay_here, refuse=refuse)
+
+
+def _refuse(loader: AnyLoader, process: TrainerProcess, why: str) -> bool:
+    """Has the trainer make a loader that data hosts cannot rebuild; False: it may not."""
+    may_be_local = _may_be_local(loader, process.settings)
+    if may_be_local:
+        place_here(loader, process, reason="unshippable", why=why)
+    return may_be_local
 
 
 def _stay_here(

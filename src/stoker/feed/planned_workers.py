@@ -11,93 +11,28 @@ made here before workers start.
 """
 
 import weakref
-from collections import deque
 from collections.abc import Iterator
 from functools import partial
-from itertools import chain
 from typing import TYPE_CHECKING, cast
 
-import torch
 from torch.utils.data import DataLoader
 from torch.utils.data._utils.pin_memory import pin_memory
-from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from stoker.feed.bookkeeping import Position, TrainerProcess
 from stoker.feed.in_step import NUM_TRIED, InStep, Say
 from stoker.feed.iterators import (
     CountedIterator,
     Epoch,
-    LoaderView,
-    SeedingInit,
-    raising,
     with_workers,
-    worker_init_of,
 )
 from stoker.feed.loader_state import seeding_of
+from stoker.feed.numbered_workers import AheadIterator, numbered_view
 from stoker.feed.seeding import Numbered
 from stoker.host.importing import imported
-from stoker.pending_error import PendingError
 
 if TYPE_CHECKING:
     from stoker.feed.watched_workers import WatchedBatches
-
-
-class _Ahead(_MultiProcessingDataLoaderIter):
-    """torch's workers over indices that are numbered already.
-
-    Attributes:
-        pending: Indices that workers have, whose batches are not taken yet.
-        error: How the sampler ended or failed, whose turn comes after `pending`.
-    """
-
-    def __init__(self, loader: LoaderView, indices: Iterator[Numbered], epoch: Epoch) -> None:
-        self._indices = indices
-        self._epoch = epoch
-        self.pending: deque[Numbered] = deque()
-        self.error = PendingError()
-        super().__init__(loader)
-
-    # torch draws one in its constructor; the epoch has its own.
-    @property
-    def _base_seed(self) -> int:
-        return self._epoch.order.base_seed
-
-    @_base_seed.setter
-    def _base_seed(self, drawn: int) -> None:
-        pass
-
-    def _next_index(self) -> object:
-        if self.error.is_there:
-            raise StopIteration
-        try:
-            numbered = next(self._indices)
-        except StopIteration:
-            # A new one: the traceback of the original would keep the iterator.
-            self.error.keep(StopIteration())
-            raise
-        except Exception as err:
-            # Not yet: without workers the sampler would be asked when the loop is there.
-            self.error.keep(err)
-            raise StopIteration from None
-        self.pending.append(numbered)
-        return numbered.index if self._epoch.seeding == "torch" else numbered
-
-    def take(self) -> object:
-        """Returns the next batch; raises what its worker or the sampler raised for it."""
-        if not self.pending and not self.error.is_there:
-            # As torch without workers, which asks a sampler again after an error.
-            self._try_put_index()
-        if not self.pending:
-            raise self.error.take()
-        try:
-            return self._next_data()  # type: ignore[no-untyped-call]
-        finally:
-            self.pending.popleft()
-
-    def take_back(self) -> Iterator[Numbered]:
-        """Ends the workers; returns what they were asked for and the script has not, and more."""
-        self._shutdown_workers()
-        return chain(self.pending, raising(self.error.moved()), self._indices)
 
 
 class PlannedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[misc]
@@ -122,7 +57,7 @@ class PlannedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[mis
         self._loader = loader
         self._num_taken_here = 0
         self._process = process
-        self._ahead: _Ahead | WatchedBatches | None = None
+        self._ahead: AheadIterator | WatchedBatches | None = None
         numbered = partial(self._epoch.numbered, self._base_seed)
         self._indices: Iterator[Numbered] = map(numbered, self._sampler_iter)
         self._in_step = InStep(
@@ -173,12 +108,12 @@ class PlannedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[mis
                 self._ahead = self._workers_ahead()
             batch = self._ahead.take()
             # Torch's workers' batches are in pinned memory already, by a thread of torch's.
-            is_pinned = isinstance(self._ahead, _Ahead) or not self._pin_memory
+            is_pinned = isinstance(self._ahead, AheadIterator) or not self._pin_memory
             return batch if is_pinned else pin_memory(batch)  # type: ignore[no-untyped-call]
         finally:
             self._in_step.was_fed()
 
-    def _workers_ahead(self) -> "_Ahead | WatchedBatches":
+    def _workers_ahead(self) -> "AheadIterator | WatchedBatches":
         feed = self._process.settings.feed
         num_workers = cast(int, self._view.num_workers)
         if feed.looks_for_deadly_samples:
@@ -195,25 +130,12 @@ class PlannedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[mis
                 )
                 batches.close_with(self)
                 return batches
-        return _Ahead(self._numbered_view(), self._indices, self._epoch)
+        view = numbered_view(self._view, self._loader, self._epoch, pin_memory=self._pin_memory)
+        return AheadIterator(view, self._indices, self._epoch)
 
     def _pinned(self, batch: object) -> object:
         # Objects of the script may pin themselves.
         return pin_memory(batch) if self._pin_memory else batch  # type: ignore[no-untyped-call]
-
-    def _numbered_view(self) -> LoaderView:
-        """Returns the loader as torch's workers see it; without draws from the script's states."""
-        user = worker_init_of(self._loader)
-        return LoaderView(
-            self._view,
-            generator=torch.Generator(),
-            pin_memory=self._pin_memory,
-            _index_sampler=(),
-            worker_init_fn=SeedingInit(
-                user, self._epoch.seeding, num_workers=0, on_error=self._epoch.on_error
-            ),
-            in_order=True,
-        )
 
     def _end(self) -> None:
         self._in_step.end()

@@ -2,6 +2,7 @@
 
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import chain, repeat
 from typing import cast
@@ -15,7 +16,8 @@ from torch.utils.data.dataloader import (
     _share_dist_seed,
 )
 
-from stoker.errors import ShippingError
+from stoker.errors import RebuildingError, ShippingError
+from stoker.feed import why_unfed
 from stoker.feed.balance import (
     MeasuringCollate,
     RankGroup,
@@ -27,6 +29,7 @@ from stoker.feed.bookkeeping import TrainerProcess, line_words, making_of
 from stoker.feed.in_step import InStep, Say
 from stoker.feed.iterators import CountedIterator, Epoch, raising, start_method_of, worker_init_of
 from stoker.feed.loader_state import seeding_of
+from stoker.feed.numbered_workers import AheadIterator, numbered_view
 from stoker.feed.rank_streams import has_other_ranks
 from stoker.feed.sampler import yielded
 from stoker.feed.seeding import Numbered, Seeding
@@ -38,13 +41,23 @@ from stoker.feed.trainer.pinned import current_device, device_in_use
 from stoker.feed.trainer.scheduler import BatchScheduler, Scheduler
 from stoker.feed.trainer.session import AskedBatch, EpochRequest, FeedSession, IndexSource
 from stoker.feed.trainer.shards import ShardScheduler
+from stoker.feed.why_unfed import Cause, WhyUnfed
 from stoker.feed.wire.blocks import BlockBatch, taken_from
 from stoker.feed.wire.codec import pack_value, unpack_value
-from stoker.feed.wire.dataset import DatasetSpec, PackedSpec, pack_spec
+from stoker.feed.wire.dataset import (
+    LARGE_SPEC_BYTES,
+    DatasetSpec,
+    PackedSpec,
+    pack_spec,
+    unreadable_part,
+)
 from stoker.feed.wire.pickling import factories_in
 from stoker.feed.wire.process_settings import InheritedSettings
 from stoker.feed.workers.crashes import LossRules
 from stoker.logs import EventName, Log
+
+# Takes why data hosts cannot make a loader; returns whether the trainer does from now on.
+Refuse = Callable[[str], bool]
 
 # Loaders whose costs are kept, for the script that makes one again: 4 bytes a sample.
 _MAX_COSTS = 10
@@ -71,13 +84,18 @@ class FeedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[misc]
         feed: Feed,
         *,
         stay_here: Say | None = None,
+        refuse: Refuse | None = None,
     ) -> None:
         """Begins an epoch.
 
         Args:
             stay_here: Has the trainer make later epochs of a loader without workers, if the script
                 changes what batches are made from; None: it may be fed in any case.
+            refuse: Asked whether the trainer makes what no data host can read; None: it cannot.
         """
+        self._refuse = refuse
+        # Torch's workers, for the rest of the epoch of such a loader.
+        self._ahead: AheadIterator | None = None
         self._loader = loader
         self._process = process
         self._spec = _spec_of(loader, process)
@@ -107,25 +125,31 @@ class FeedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[misc]
         self._begin()
         # After it: data hosts get the spec meanwhile, and nothing is asked for before `next`.
         if stay_here is not None:
-            self._in_step = InStep(
-                loader,
-                books,
-                seeding=self._seeding,
-                say=stay_here,
-                on_error=self._epoch.on_error,
-            )
-            self._in_step.begin(is_stream=self._spec.is_iterable)
-            # Those of a stream follow from each other: one process makes them.
-            may_make = self._in_step.may_make_meanwhile(process.settings.feed)
-            self._makes_meanwhile = may_make and not self._spec.is_iterable
+            self._begin_in_step(stay_here)
+
+    def _begin_in_step(self, stay_here: Say) -> None:
+        self._in_step = InStep(
+            self._loader,
+            self._process.books(self._loader),
+            seeding=self._seeding,
+            say=stay_here,
+            on_error=self._epoch.on_error,
+        )
+        self._in_step.begin(is_stream=self._spec.is_iterable)
+        # Those of a stream follow from each other: one process makes them.
+        may_make = self._in_step.may_make_meanwhile(self._process.settings.feed)
+        self._makes_meanwhile = may_make and not self._spec.is_iterable
 
     def _new_schedule(self, max_bytes: int) -> Scheduler:
         return BatchScheduler(max_bytes=max_bytes)
 
     def _begin(self) -> None:
+        self._number_indices()
+        self._begin_with_indices()
+
+    def _number_indices(self) -> None:
         numbered = partial(self._epoch.numbered, int(self._base_seed))
         self._indices = map(numbered, self._sampler_iter)
-        self._begin_with_indices()
 
     def _begin_with_indices(self) -> None:
         # As torch: without workers, a sampler draws its own seed at the first batch.
@@ -165,10 +189,25 @@ class FeedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[misc]
         began = self._epoch.now()
         self._epoch.begin(loader)
         super()._reset(loader, first_iter)
-        self._begin()
+        if self._ahead is None:
+            self._begin()
+        else:
+            self._ahead._shutdown_workers()
+            self._num_before = 0
+            self._number_indices()
+            self._work_ahead()
         self.opened(self._epoch.now() - began)
 
     def _next_data(self) -> object:  # type: ignore[override]
+        try:
+            return self._data()
+        except RebuildingError as err:
+            self._refuse_fed(err)
+        return self._data()
+
+    def _data(self) -> object:
+        if self._ahead is not None:
+            return self._data_ahead(self._ahead)
         if self._in_step is None:
             return self._fed_data()
         path = self._in_step.change()
@@ -210,13 +249,59 @@ class FeedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[misc]
             if hands_blocks:
                 self.hand_blocks()
             return
+        num_taken = self._take_back()
+        in_step.turn(path)
+        self._skip_here(in_step, num_taken)
+
+    def _take_back(self) -> int:
+        """Has no data host make more of the epoch; returns how many batches the script has."""
         num_taken = self._num_taken()
         taken_back = self._session.take_back(self._epoch.id)
         self._num_before = num_taken
         drawn = [_numbered_of(batch) for batch in taken_back]
         self._indices = chain(drawn, raising(self._source.failure.moved()), self._indices)
-        in_step.turn(path)
-        self._skip_here(in_step, num_taken)
+        return num_taken
+
+    def _refuse_fed(self, err: RebuildingError) -> None:
+        """Has the rest of the epoch made here, as no data host can read the dataset.
+
+        Raises:
+            RebuildingError: If that may not be.
+        """
+        why = self._why_unread(err)
+        if self._refuse is None or not self._refuse(why.words):
+            fix = f"{why.fix}, or have local workers make its batches: feed.unshippable=local"
+            raise replace(why, fix=fix).error(RebuildingError) from err
+        num_taken = self._take_back()
+        if self._in_step is not None:
+            self._in_step.stay()
+            self._skip_here(self._in_step, num_taken)
+            return
+        self._work_ahead()
+
+    def _why_unread(self, err: RebuildingError) -> WhyUnfed:
+        # To look for it takes as much memory again.
+        is_small = len(self._packed.data) <= LARGE_SPEC_BYTES
+        culprit = unreadable_part(self._spec) if is_small else ""
+        if culprit:
+            return why_unfed.not_readable(culprit, what=err.what)
+        return WhyUnfed(cause=Cause.REBUILDING_FAILED, what=err.what, fix=err.fix)
+
+    def _work_ahead(self) -> None:
+        """Has torch's workers make what is left of the epoch's indices."""
+        view = numbered_view(self._loader, self._loader, self._epoch, pin_memory=self._pin_memory)
+        self._ahead = AheadIterator(view, self._indices, self._epoch)
+
+    def _data_ahead(self, ahead: AheadIterator) -> object:
+        try:
+            batch = ahead.take()
+        except StopIteration:
+            raise
+        except Exception:
+            self._num_before += 1
+            raise
+        self._num_before += 1
+        return batch
 
     def _skip_here(self, in_step: InStep, num_taken: int) -> None:
         """Prepares making here what follows `num_taken` batches: of a map-style dataset nothing."""
@@ -272,6 +357,8 @@ class FeedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[misc]
 
     def _shutdown_workers(self) -> None:
         """Ends the epoch, for scripts that do so as with torch's: nothing more is made ahead."""
+        if self._ahead is not None:
+            self._ahead._shutdown_workers()
         self._session.cancel(self._epoch.id)
         self._epoch.order.position.cancel()
 
@@ -462,9 +549,10 @@ class StreamIterator(FeedIterator):
         feed: Feed,
         *,
         stay_here: Say | None = None,
+        refuse: Refuse | None = None,
     ) -> None:
         self._noted: tuple[int, int] | None = None
-        super().__init__(loader, process, feed, stay_here=stay_here)
+        super().__init__(loader, process, feed, stay_here=stay_here, refuse=refuse)
         if self._epoch.order.position.resumed is not None:
             return
         has_workers = loader.num_workers > 0 or (process.settings.feed.shards or 1) > 1

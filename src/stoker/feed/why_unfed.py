@@ -541,6 +541,21 @@ def not_picklable(culprit: str, *, raised: str) -> WhyUnfed:
     )
 
 
+def not_readable(culprit: str, *, what: str) -> WhyUnfed:
+    """Returns the cause: a part of the dataset can be pickled, and read back on no host.
+
+    Args:
+        culprit: The part, as `dataset.rng (lib.Random)`.
+        what: What a data host said of it.
+    """
+    return WhyUnfed(
+        cause=Cause.NOT_PICKLABLE,
+        what=f"{what}; {culprit} cannot be read back from its pickle in the trainer either",
+        fix="give its class a __reduce__ with which it can be, or make it at first use and leave "
+        "it out in __getstate__",
+    )
+
+
 def too_large(nbytes: int, *, most: int, largest: str) -> WhyUnfed:
     what = f"the pickled dataset has {nbytes} bytes, more than feed.max_dataset_bytes ({most})"
     if largest:

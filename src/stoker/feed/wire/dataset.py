@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Literal, NamedTuple
 
 from stoker import errors
-from stoker.errors import ProtocolError, ShippingError, StokerError
+from stoker.errors import ProtocolError, RebuildingError, ShippingError, StokerError
 from stoker.feed import why_unfed
 from stoker.feed.why_unfed import Cause, WhyUnfed
 from stoker.feed.wire.definitions import (
@@ -50,6 +50,7 @@ from stoker.feed.wire.pickling import (
     factories_in,
     largest,
     path_to_shared,
+    unreadable,
 )
 from stoker.feed.wire.process_settings import RANK_SETTINGS_BYTES, InheritedSettings
 from stoker.feed.wire.rebuilding import why_not_made, why_not_rebuilt
@@ -518,10 +519,24 @@ def read_spec(
         code, modules = (place.code, place.modules) if place else (None, ())
         side = why_unfed.of_data_host(host)
         why = why_not_rebuilt(err, side, code=code, modules=modules)
-        raise why.error(ShippingError) from err
+        is_of_dataset = why.cause == Cause.REBUILDING_FAILED
+        raise why.error(RebuildingError if is_of_dataset else ShippingError) from err
     if not isinstance(spec, DatasetSpec):
         raise ShippingError(f"expected a spec, found a {type(spec).__name__}")
     return built(spec)
+
+
+def unreadable_part(spec: DatasetSpec) -> str:
+    """Returns what cannot be read back from its pickle here, as `dataset.rng (lib.Random)`.
+
+    Tries in a forked child, for 10 s at most: whatever it does changes nothing in this process.
+    Empty: all can be, or it is not known.
+    """
+
+    def named() -> Iterator[bytes]:
+        yield unreadable(_parts(spec)).encode()
+
+    return (last_made(named, max_seconds=_ERROR_SECONDS) or b"").decode()
 
 
 def reopened_spec(memory: int) -> BinaryIO:

@@ -621,6 +621,19 @@ def culprit(parts: Mapping[str, object]) -> str:
     if place is None:
         return "the dataset"
     path, value = place
+    return _named(path, value)
+
+
+def unreadable(parts: Mapping[str, object]) -> str:
+    """Returns the part that can be pickled and not read back; empty: there is none.
+
+    Runs the code of the parts.
+    """
+    place = _path_to(parts, _reads_back)
+    return "" if place is None else _named(*place)
+
+
+def _named(path: str, value: object) -> str:
     kind = type(value)
     return f"{path} ({kind.__module__}.{kind.__qualname__})"
 
@@ -682,6 +695,18 @@ def _pickles(value: object) -> bool:
     try:
         SpecPickler(io.BytesIO(), copies_shared=True).dump(value)
     except Exception:
+        return False
+    return True
+
+
+def _reads_back(value: object) -> bool:
+    file = io.BytesIO()
+    try:
+        SpecPickler(file, copies_shared=True).dump(value)
+        file.seek(0)
+        SpecUnpickler(file).load()
+    # Also what ends a process.
+    except BaseException:
         return False
     return True
 
