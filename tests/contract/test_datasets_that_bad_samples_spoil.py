@@ -82,7 +82,8 @@ def jobs() -> list[Any]:
     ("kind", "workers", "splits"),
     [
         (Connection, 1, False),
-        (Connection, 3, False),
+        # Several workers are those of batches in parts, too.
+        pytest.param(Connection, 3, False, marks=pytest.mark.soak),
         (Connection, 3, True),
         (ConnectionForMany, 2, False),
     ],
@@ -169,7 +170,10 @@ class GuardedMany(Guarded):
         return [self[index] for index in indices]
 
 
-@pytest.mark.parametrize(("kind", "workers"), [(Guarded, 1), (Guarded, 3), (GuardedMany, 2)])
+@pytest.mark.parametrize(
+    ("kind", "workers"),
+    [(Guarded, 1), pytest.param(Guarded, 3, marks=pytest.mark.soak), (GuardedMany, 2)],
+)
 def test_samples_that_wait_for_what_a_bad_one_has_kept_are_good(kind, workers):
     with pool_of(kind(keeps_lock=False), num_workers=1) as pool:
         expected = made(pool, jobs())

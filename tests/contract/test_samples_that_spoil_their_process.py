@@ -246,12 +246,20 @@ def skipped() -> Any:
     return results
 
 
-# That other workers change nothing of it: test_lost_samples, with any workers and kills.
-BESIDE_OTHERS = pytest.param(Spoiling, 3, marks=pytest.mark.soak)
-
-
-@pytest.mark.parametrize("is_raising", [False, True])
-@pytest.mark.parametrize(("kind", "workers"), [(Spoiling, 1), BESIDE_OTHERS, (SpoilingMany, 2)])
+# With three workers they are soak: that others change nothing of it is what test_lost_samples is
+# about, with any workers and kills.
+@pytest.mark.parametrize(
+    ("kind", "workers", "is_raising"),
+    [
+        (Spoiling, 1, False),
+        (Spoiling, 1, True),
+        (SpoilingMany, 2, False),
+        # Of many, one that raises: test_what_a_bad_sample_leaves_changed_no_other_sample_sees.
+        pytest.param(SpoilingMany, 2, True, marks=pytest.mark.soak),
+        pytest.param(Spoiling, 3, False, marks=pytest.mark.soak),
+        pytest.param(Spoiling, 3, True, marks=pytest.mark.soak),
+    ],
+)
 @pytest.mark.parametrize("what", UNFIT)
 def test_a_sample_that_leaves_its_worker_unfit_is_left_out(
     what, kind, workers, is_raising, skipped
@@ -328,8 +336,18 @@ def unchanged():
     return made_of
 
 
-@pytest.mark.parametrize("on_error", ["skip", "replace"])
-@pytest.mark.parametrize(("kind", "workers"), [(Spoiling, 1), BESIDE_OTHERS, (SpoilingMany, 1)])
+@pytest.mark.parametrize(
+    ("kind", "workers", "on_error"),
+    [
+        (Spoiling, 1, "skip"),
+        (Spoiling, 1, "replace"),
+        (SpoilingMany, 1, "skip"),
+        # What is in its place is drawn as for a single one: test_datasets_that_bad_samples_spoil.
+        pytest.param(SpoilingMany, 1, "replace", marks=pytest.mark.soak),
+        pytest.param(Spoiling, 3, "skip", marks=pytest.mark.soak),
+        pytest.param(Spoiling, 3, "replace", marks=pytest.mark.soak),
+    ],
+)
 @pytest.mark.parametrize("what", CHANGES)
 def test_what_a_bad_sample_leaves_changed_no_other_sample_sees(
     what, kind, workers, on_error, unchanged

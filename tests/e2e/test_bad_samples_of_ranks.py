@@ -87,7 +87,8 @@ def test_ranks_have_the_steps_and_bytes_that_they_have_without_data_hosts(tmp_pa
     assert train(tmp_path / "fed", *words, ranks=ranks, data=1) == (alone, bad)
 
 
-@pytest.mark.parametrize("words", [[], ["--drop-last"]])
+# Steps with a shorter last batch, dealt by cost: unit/test_balance, e2e/test_balanced_ranks.
+@pytest.mark.parametrize("words", [pytest.param([], marks=pytest.mark.soak), ["--drop-last"]])
 def test_ranks_whose_samples_are_dealt_by_cost_have_the_same_number_of_steps(tmp_path, words):
     steps, bad = train(
         tmp_path / "balanced", "--batches", *words, ranks=2, data=1, epochs=2, balance="cost"

@@ -55,15 +55,20 @@ def alone(tmp_path_factory):
     return {how: run(folder, how, workers=0, data=0) for how in ("skip", "replace")}
 
 
-@pytest.mark.parametrize("on_error", ["skip", "replace"])
 @pytest.mark.parametrize(
-    ("workers", "data", "kills"),
+    ("on_error", "workers", "data", "kills"),
     [
-        (2, 0, False),
-        (1, 1, False),
-        (0, 2, True),
-        pytest.param(4, 0, False, marks=pytest.mark.soak),
-        pytest.param(2, 2, True, marks=pytest.mark.soak),
+        ("skip", 2, 0, False),
+        ("replace", 1, 1, False),
+        ("skip", 0, 2, True),
+        ("replace", 0, 2, True),
+        # Both ways with any number of workers, and kills: contract/test_lost_samples.
+        pytest.param("replace", 2, 0, False, marks=pytest.mark.soak),
+        pytest.param("skip", 1, 1, False, marks=pytest.mark.soak),
+        pytest.param("skip", 4, 0, False, marks=pytest.mark.soak),
+        pytest.param("replace", 4, 0, False, marks=pytest.mark.soak),
+        pytest.param("skip", 2, 2, True, marks=pytest.mark.soak),
+        pytest.param("replace", 2, 2, True, marks=pytest.mark.soak),
     ],
 )
 def test_batches_and_bad_samples_do_not_depend_on_who_makes_them(

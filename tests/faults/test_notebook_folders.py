@@ -134,7 +134,17 @@ def in_any_order(lines):
     return sorted(map(str, lines))
 
 
-@pytest.mark.parametrize("start", OF_TWO_RANKS)
+# As a module each start does what it does as a script, and has a package around it.
+AS_MODULES = {"torchrun -m", "python -m and mp.spawn"}
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        pytest.param(start, marks=[pytest.mark.soak] * (start not in AS_MODULES))
+        for start in OF_TWO_RANKS
+    ],
+)
 def test_two_ranks_from_a_notebooks_folder_are_fed_what_their_script_imports(
     start, folder, cluster
 ):

@@ -88,6 +88,8 @@ def hosts_of(groups):
     return [(group.role, group.instance_type, group.count) for group in groups]
 
 
+# Unit tests of test_pipeline_memory hold a plan; the test above has a run decide with the last one.
+@pytest.mark.soak
 def test_a_plan_is_held_against_the_noise_of_a_profile_and_trained_on(project):
     project.upload()
     one, other = (

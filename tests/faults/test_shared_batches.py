@@ -220,7 +220,9 @@ def test_last_batches_are_made_by_one_host_each_where_that_is_set(pair, feed):
     assert not any(shared_samples(trainer, batch=number) for number in range(4))
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    "seed", [*range(2), *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(2, 8))]
+)
 def test_epochs_of_heavy_samples_are_the_same_whoever_makes_them(sharing, seed):
     chosen = random.Random(seed)
     heavy = {str(chosen.randrange(96)): 0.3 for _ in range(4)}
