@@ -5,7 +5,10 @@ import io
 import itertools
 import logging
 import logging.handlers
+import queue
+import random
 import sys
+import threading
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator, MutableMapping
 from types import ModuleType
@@ -437,6 +440,109 @@ def joins(dataset: Any, index: int) -> None:
     dataset.kept = torch.cat([dataset.kept, torch.ones(500)])
 
 
+def joins_in(key: Any) -> Callable[[Any, int], None]:
+    def join(dataset: Any, index: int) -> None:
+        if key == "x":
+            dataset.kept.setdefault("x", torch.zeros(0))
+        dataset.kept[key] = torch.cat([dataset.kept[key], torch.ones(500)])
+
+    return join
+
+
+def joins_by_class(dataset: Any, index: int) -> None:
+    label = index % 30
+    dataset.kept[label] = np.append(dataset.kept.get(label, np.zeros(0)), np.ones(500))
+
+
+def test_a_table_that_rows_are_added_to_is_named():
+    pandas = pytest.importorskip("pandas")
+
+    def add(dataset: Any, index: int) -> None:
+        dataset.kept = pandas.concat([dataset.kept, pandas.DataFrame({"row": [index] * 50})])
+
+    (growing,) = growing_to_the_end(Keeps(add, pandas.DataFrame({"row": []})))
+    assert (growing.name, growing.container, growing.count_per_sample) == (
+        *("Keeps.kept", "DataFrame"),
+        50,
+    )
+
+
+class InASlot:
+    __slots__ = ("cache",)
+
+    def __init__(self) -> None:
+        self.cache: dict[int, object] = {}
+
+
+def by_function(dataset: Any, index: int) -> None:
+    vars(by_function)["cache"][index] = index
+
+
+vars(by_function)["cache"] = {}
+
+
+def thread_local() -> threading.local:
+    local = threading.local()
+    local.cache = {}
+    return local
+
+
+@pytest.mark.parametrize(
+    ("dataset", "name"),
+    [
+        (
+            Keeps(lambda dataset, index: dataset.kept.cache.update({index: 1}), InASlot()),
+            "InASlot.cache",
+        ),
+        (Keeps(by_function, None), "Keeps.keep.cache"),
+        (
+            Keeps(lambda dataset, index: dataset.kept.cache.update({index: 1}), thread_local()),
+            "Keeps.kept.cache",
+        ),
+    ],
+    ids=["slot", "function", "thread"],
+)
+def test_a_cache_is_named_in_a_slot_of_a_function_and_of_a_thread(dataset, name):
+    (growing,) = growing_to_the_end(dataset)
+    assert (growing.name, growing.container) == (name, "dict")
+
+
+@pytest.mark.parametrize("where", ["attribute", "dict", "list"])
+def test_the_latest_of_something_does_not_grow_however_large_it_is(where):
+    def keep(dataset: Any, index: int) -> None:
+        # Larger in the end than half-way, and smaller once.
+        latest = np.zeros(1000 * (index if index < SAMPLES * 0.8 else SAMPLES - index))
+        dataset.kept = latest
+        if where == "dict":
+            dataset.kept = {"image": latest, "mask": latest}
+        elif where == "list":
+            dataset.kept = [latest]
+
+    def looked_at_last(dataset: Any, index: int) -> None:
+        keep(dataset, index if index < SAMPLES - 1 else SAMPLES * 3 // 4)
+
+    assert growing_to_the_end(Keeps(looked_at_last, None)) == []
+
+
+def test_a_list_that_is_emptied_now_and_then_does_not_grow():
+    chance = random.Random(5)
+
+    def keep(dataset: Any, index: int) -> None:
+        dataset.kept.append(index)
+        if len(dataset.kept) > chance.randrange(30, 100):
+            dataset.kept.clear()
+
+    for _ in range(20):
+        assert growing_to_the_end(Keeps(keep, [])) == []
+
+
+def test_arrays_that_are_added_to_a_dict_slowly_are_not_longer_ones():
+    def keep(dataset: Any, index: int) -> None:
+        dataset.kept.setdefault(index // 20, np.zeros(10_000))
+
+    assert growing_to_the_end(Keeps(keep, {})) == []
+
+
 @pytest.mark.parametrize(
     ("dataset", "name", "container"),
     [
@@ -466,8 +572,41 @@ def joins(dataset: Any, index: int) -> None:
             Keeps(lambda dataset, index: dataset.kept.write(bytes(3000)), io.BytesIO()),
             *("Keeps.kept", "BytesIO"),
         ),
+        (Keeps(joins_in("x"), {"x": torch.zeros(0)}), "Keeps.kept['x']", "Tensor"),
+        (Keeps(joins_in("x"), {}), "Keeps.kept['x']", "Tensor"),
+        (Keeps(joins_in(0), [torch.zeros(0)]), "Keeps.kept[0]", "Tensor"),
+        (Keeps(joins_by_class, {}), "Keeps.kept[...]", "ndarray"),
+        (
+            Keeps(lambda dataset, index: dataset.kept["a"].extend(bytes(500)), {"a": bytearray()}),
+            *("Keeps.kept['a']", "bytearray"),
+        ),
+        (
+            Keeps(lambda dataset, index: dataset.kept[0].append(index), ([], [])),
+            *("Keeps.kept[0]", "list"),
+        ),
+        (
+            Keeps(lambda dataset, index: dataset.kept.write("a line of it\n" * 20), io.StringIO()),
+            *("Keeps.kept", "StringIO"),
+        ),
+        (
+            Keeps(lambda dataset, index: dataset.kept.put(index), queue.Queue()),
+            "Keeps.kept",
+            "Queue",
+        ),
+        (
+            Keeps(lambda dataset, index: dataset.kept.put(index), queue.SimpleQueue()),
+            *("Keeps.kept", "SimpleQueue"),
+        ),
+        (
+            Keeps(lambda dataset, index: dataset.kept["a"].put(index), {"a": queue.LifoQueue()}),
+            *("Keeps.kept['a']", "LifoQueue"),
+        ),
     ],
-    ids=["dicts in a dict", "one of them", "twelve lists", "joined", "file in memory"],
+    ids=[
+        *("dicts in a dict", "one of them", "twelve lists", "joined", "file in memory"),
+        *("joined in a dict", "made there", "in a list", "by class", "bytearray in a dict"),
+        *("tuple of lists", "text", "queue", "simple queue", "queue in a dict"),
+    ],
 )
 def test_what_grows_deep_in_a_dataset_is_named(dataset, name, container):
     (growing,) = growing_to_the_end(dataset)

@@ -1,14 +1,19 @@
 """What a loop keeps of each step: found by lengths, named as the script names it."""
 
+import array
+import functools
 import gc
+import io
 import itertools
 import logging
 import logging.handlers
 import weakref
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -328,3 +333,146 @@ def test_a_graph_that_is_as_long_in_each_step_is_no_sum():
             last = last + number * loss
 
     assert watched(two_terms) == []
+
+
+class Scores:
+    def __init__(self) -> None:
+        self.all = torch.zeros(0)
+        self.by = {"loss": np.zeros(0)}
+
+    def join(self) -> None:
+        self.all = torch.cat([self.all, torch.zeros(25_000)])
+
+    def join_by(self) -> None:
+        self.by["loss"] = np.append(self.by["loss"], np.zeros(12_500))
+
+
+class WithBuffer(torch.nn.Module):
+    memory: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("memory", torch.zeros(0))
+
+    def join(self) -> None:
+        self.memory = torch.cat([self.memory, torch.zeros(25_000)])
+
+
+def joined_in(by: Any, key: Any) -> None:
+    by[key] = np.append(by[key], np.zeros(12_500))
+
+
+@pytest.mark.parametrize(
+    ("kept", "join", "name", "element"),
+    [
+        ({"x": np.zeros(0)}, lambda kept: joined_in(kept, "x"), "kept['x'] in ", "ndarray"),
+        ([np.zeros(0)], lambda kept: joined_in(kept, 0), "kept[0] in ", "ndarray"),
+        (
+            {"val": {"x": np.zeros(0)}},
+            lambda kept: joined_in(kept["val"], "x"),
+            *("kept['val']['x'] in ", "ndarray"),
+        ),
+        (Scores(), Scores.join, "Scores.all", "Tensor"),
+        (Scores(), Scores.join_by, "Scores.by['loss']", "ndarray"),
+        ({"val": Scores()}, lambda kept: kept["val"].join(), "Scores.all", "Tensor"),
+        (WithBuffer(), WithBuffer.join, "WithBuffer.memory", "Tensor"),
+        (bytearray(), lambda kept: kept.extend(bytes(100_000)), "kept in ", "bytearray"),
+        (io.BytesIO(), lambda kept: kept.write(bytes(100_000)), "kept in ", "BytesIO"),
+        (io.StringIO(), lambda kept: kept.write("x" * 25_000), "kept in ", "StringIO"),
+        (array.array("d"), lambda kept: kept.extend([0.5] * 12_500), "kept in ", "array"),
+    ],
+    ids=[
+        *("dict", "list", "dict of dicts", "attribute", "dict of an attribute", "dict of objects"),
+        *("module", "bytearray", "bytes", "text", "numbers"),
+    ],
+)
+def test_what_becomes_longer_is_named_wherever_it_is(kept, join, name, element):
+    (found,) = watched(lambda loss: join(kept), grown=100_000)
+    assert (found.container, found.element) == ("joined", element)
+    assert found.name.startswith(name)
+
+
+def test_a_table_that_rows_are_added_to_is_named():
+    pandas = pytest.importorskip("pandas")
+    tables = {"scores": pandas.DataFrame({"score": []})}
+
+    def add(loss: torch.Tensor) -> None:
+        rows = pandas.DataFrame({"score": np.zeros(12_500)})
+        tables["scores"] = pandas.concat([tables["scores"], rows])
+
+    (found,) = watched(add, grown=100_000)
+    assert found.name == "tables['scores'] in test_a_table_that_rows_are_added_to_is_named()"
+
+
+def test_the_latest_batch_is_no_array_that_becomes_longer():
+    latest = {"batch": torch.zeros(0)}
+    sizes = itertools.cycle([10, 30, 20, 50, 40, 60, 30])
+
+    def keep(loss: torch.Tensor) -> None:
+        latest["batch"] = torch.zeros(1000 * next(sizes))
+
+    for _ in range(5):
+        assert watched(keep) == []
+
+
+@dataclass
+class StepResult:
+    loss: torch.Tensor
+
+
+class StepRow(NamedTuple):
+    loss: torch.Tensor
+
+
+class StepStruct(msgspec.Struct):
+    loss: torch.Tensor
+
+
+@pytest.mark.parametrize("kind", [StepResult, StepRow, StepStruct])
+def test_a_list_of_objects_that_hold_a_loss_keeps_its_graph(kind):
+    results: list[object] = []
+    (kept,) = watched(lambda loss: results.append(kind(loss)))
+    assert (kept.container, kept.element, kept.has_graph) == ("list", kind.__name__, True)
+
+
+def test_what_a_function_keeps_as_its_attribute_is_named():
+    def log(loss: torch.Tensor) -> None:
+        vars(log)["history"].append(loss)
+
+    vars(log)["history"] = []
+    (kept,) = watched(log)
+    assert kept.name == "log.history"
+
+
+def test_results_that_a_function_keeps_are_named():
+    @functools.lru_cache(maxsize=10**6)
+    def masks(number: int) -> np.ndarray:
+        return np.zeros(12_500)
+
+    numbers = iter(range(10**6))
+    (kept,) = watched(lambda loss: masks(next(numbers)), grown=100_000)
+    assert kept.name == "masks in test_results_that_a_function_keeps_are_named()"
+    assert (kept.container, kept.element, kept.max_count) == ("lru_cache", "ndarray", 10**6)
+
+
+def test_lists_of_several_classes_are_named_together():
+    scores: dict[int, list[np.ndarray]] = {label: [] for label in range(4)}
+    numbers = iter(range(10**6))
+    (kept,) = watched(
+        lambda loss: scores[next(numbers) % 4].append(np.zeros(12_500)), grown=100_000
+    )
+    assert kept.name == "scores[...] in test_lists_of_several_classes_are_named_together()"
+    assert (kept.container, kept.element) == ("list", "ndarray")
+
+
+def test_a_sum_in_a_list_is_named_by_its_place():
+    sums: list[Any] = [0]
+
+    def add(loss: torch.Tensor) -> None:
+        sums[0] = sums[0] + loss
+
+    (kept,) = watched(add)
+    assert (kept.name, kept.container) == (
+        "sums[0] in test_a_sum_in_a_list_is_named_by_its_place()",
+        "sum",
+    )

@@ -10,7 +10,9 @@ import gc
 import io
 import itertools
 import logging
+import queue
 import sys
+import threading
 from collections import defaultdict, deque
 from collections.abc import (
     Iterable,
@@ -27,12 +29,15 @@ from typing import NamedTuple, cast
 import numpy as np
 import torch
 
-from stoker.feed.reachable import is_users_name
+from stoker.feed import reachable
+from stoker.feed.reachable import is_users_name, read_slot, slots_of
 from stoker.profile.loader_phases import attributes_of
 from stoker.profile.memory.loop_growth import variables_of
 from stoker.profile.memory.python_objects import (
     collections_of,
+    is_table,
     kept_bytes,
+    num_bytes_of,
     reachable_from,
     some_of,
 )
@@ -44,7 +49,7 @@ _LEAST_GROWN = 8
 # As fast as before, at the end: what has filled up is no growth.
 _LEAST_LATE = 0.3
 # Arrays, texts and buffers that become longer, and bytes of a sample.
-_OF_BYTES = (torch.Tensor, np.ndarray, str, bytes, io.BytesIO)
+_OF_BYTES = (torch.Tensor, np.ndarray, str, bytes, io.BytesIO, io.StringIO)
 _LEAST_LONGER = 100
 # Of what grows in a collection of collections: then that part is what grows.
 _MOST_OF_IT = 0.8
@@ -75,7 +80,7 @@ _NO_OWNERS = (*_COLLECTIONS, tuple, frozenset, type, FunctionType, ModuleType)
 class Size(NamedTuple):
     """Length of a collection, what it holds at most, and its latest element, where it has them.
 
-    Of an array, a text or a buffer the length is in bytes.
+    Of an array, a text or a buffer, or of several in a collection, the length is in bytes.
     """
 
     container: str
@@ -83,6 +88,8 @@ class Size(NamedTuple):
     limit: int | None = None
     latest: object = None
     is_bytes: bool = False
+    num_arrays: int = 0
+    """In a collection, of which this is the length."""
 
     @property
     def element_bytes(self) -> int:
@@ -182,17 +189,37 @@ def grown_between(
     The most is what takes most bytes, as far as those of an element are known.
     """
     more = _longer(before, after)
-    grown = {
-        name: GrowingObjects(
+    return _most_first(_grown(more, after, samples), more)
+
+
+def _grown(
+    more: Mapping[str, int], after: Mapping[str, Size], samples: int
+) -> dict[str, GrowingObjects]:
+    """Returns by name what became longer by a good part of the samples, and is not full.
+
+    Args:
+        more: By how much each became longer.
+        after: Sizes now.
+        samples: That were made.
+    """
+    grown = {}
+    for name, longer in more.items():
+        size = after[name]
+        if size.is_full or longer < _least_longer(size, samples):
+            continue
+        grown[name] = GrowingObjects(
             name=name,
-            container=after[name].container,
+            container=size.container,
             count_per_sample=longer / samples,
-            max_count=after[name].limit,
-            element_bytes=after[name].element_bytes,
+            max_count=size.limit,
+            element_bytes=size.element_bytes,
         )
-        for name, longer in more.items()
-        if longer >= _least_longer(after[name], samples) and not after[name].is_full
-    }
+    return grown
+
+
+def _most_first(
+    grown: Mapping[str, GrowingObjects], more: Mapping[str, int]
+) -> tuple[GrowingObjects, ...]:
     named = [grown[name] for name in _outermost(grown, more)]
     return tuple(
         sorted(named, key=lambda growing: -growing.count_per_sample * max(1, growing.element_bytes))
@@ -207,24 +234,41 @@ class Stretch(NamedTuple):
 
 
 def grown_to_the_end(
-    before: Mapping[str, Size],
-    half_way: Mapping[str, Size],
-    after: Mapping[str, Size],
-    made: Stretch,
-) -> Iterator[GrowingObjects]:
-    """Yields what grew, and since half-way about as fast as in all, as no cache does that is full.
+    looks: Sequence[Mapping[str, Size]], half_way: Mapping[str, Size], made: Stretch
+) -> tuple[GrowingObjects, ...]:
+    """Returns what grew, and since half-way about as fast as in all, as no cache does that is full.
 
     Args:
-        before: Sizes at the start.
+        looks: Sizes at the start, then, and now. What was ever shorter than before is left out,
+            such as the latest picture, whose size is another one each time.
         half_way: Sizes then.
-        after: Sizes now.
         made: Samples, or batches.
     """
-    late = _longer(half_way, after)
-    for growing in grown_between(before, after, samples=max(1, made.all)):
+    samples = max(1, made.all)
+    more = _longer(looks[0], looks[-1])
+    late = _longer(half_way, looks[-1])
+    shorter = _shrunk(looks)
+    grown = {}
+    for name, growing in _grown(more, looks[-1], samples).items():
         usual = growing.count_per_sample * (made.all - made.half_way)
-        if late[growing.name] >= _LEAST_LATE * usual:
-            yield growing
+        if late[name] < _LEAST_LATE * usual or name in shorter:
+            continue
+        if not _has_others(half_way.get(name), looks[-1][name]):
+            grown[name] = growing
+    return _most_first(grown, more)
+
+
+def _has_others(before: Size | None, after: Size) -> bool:
+    """Whether of arrays in a collection some are new: then none of them became longer."""
+    num_before = before.num_arrays if before else 0
+    return num_before != after.num_arrays
+
+
+def _shrunk(looks: Sequence[Mapping[str, Size]]) -> set[str]:
+    names = set[str]()
+    for earlier, later in itertools.pairwise(looks):
+        names |= {name for name, longer in _longer(earlier, later).items() if longer < 0}
+    return names
 
 
 def _longer(before: Mapping[str, Size], after: Mapping[str, Size]) -> dict[str, int]:
@@ -250,7 +294,9 @@ def _outermost(grown: Mapping[str, object], longer: Mapping[str, int]) -> list[s
     """
     parts: dict[str, list[str]] = defaultdict(list)
     for name in grown:
-        if around := _around(name):
+        around = _around(name)
+        # What is added to a list are other arrays, not longer ones.
+        if around and name.rpartition("[")[0] not in grown:
             parts[around].append(name)
     outermost = [name for name in grown if not _around(name)]
     for around, names in parts.items():
@@ -304,7 +350,11 @@ class _Sizes:
             owner_name: Stands before their names.
             owner: The object or class.
         """
-        attributes = attributes_of(owner)
+        attributes = {**attributes_of(owner)}
+        kind: type = type(owner)
+        for name, slot in slots_of(kind):
+            if not name.startswith("__"):
+                attributes[name] = read_slot(slot, owner)
         limit = _limit_among(attributes)
         for name, value in attributes.items():
             self.add(f"{owner_name}.{name}", value, limit=limit)
@@ -326,6 +376,9 @@ class _Sizes:
             function: A decorator's wrapper may hold the decorated function, which is looked at too.
             depth: How many wrappers are around it.
         """
+        for attribute, value in attributes_of(function).items():
+            if not attribute.startswith("__"):
+                self.add(f"{name}.{attribute}", value)
         for variable, value in _held_by(function):
             self.add(f"{variable} of {name}()", value)
             if isinstance(value, FunctionType) and depth < _DEPTH:
@@ -343,20 +396,27 @@ class _Sizes:
             return
         # Not isinstance, which asks a lazy object what it is.
         kind = type(value)
-        size: Size | None = None
-        if issubclass(kind, _COLLECTIONS):
-            size = _size_of(cast("MutableMapping[object, object]", value), limit)
-        elif issubclass(kind, _OF_BYTES):
-            size = Size(kind.__name__, _bytes_of(value), is_bytes=True)
-        elif not issubclass(kind, type) and _has_cache_info(value):
-            size = _size_of_cache(cast("functools._lru_cache_wrapper[object]", value))
-        if size is not None:
+        if issubclass(kind, threading.local):
+            for attribute, part in (reachable.attributes_of(value) or {}).items():
+                self.add(f"{name}.{attribute}", part)
+        elif issubclass(kind, tuple):
             self._seen.add(id(value))
-            self.by_name[name] = size.beside(self.by_name.get(name))
             self._add_nested(name, value)
+        else:
+            self._add_measured(name, value, limit=limit)
+
+    def _add_measured(self, name: str, value: object, *, limit: int | None) -> None:
+        size = _measured(value, limit)
+        if size is None:
+            return
+        self._seen.add(id(value))
+        self.by_name[name] = size.beside(self.by_name.get(name))
+        self._add_nested(name, value)
 
     def _add_nested(self, name: str, collection: object, depth: int = 1) -> None:
         nested = _nested_in(collection)
+        if not nested:
+            self._add_arrays(name, collection)
         if len(nested) > 1:
             latest = _latest_of(nested[-1][1])
             if isinstance(latest, _NESTED):
@@ -371,6 +431,58 @@ class _Sizes:
             inner = f"{name}[{key!r}]"
             self.by_name[inner] = Size(type(part).__name__, len(part), latest=_latest_of(part))
             self._add_nested(inner, part, depth + 1)
+
+    def _add_arrays(self, name: str, collection: object) -> None:
+        """Adds what of a short collection may become longer: `by[key] = np.append(by[key], x)`.
+
+        Args:
+            name: The collection's, as a user writes it.
+            collection: One that has no other collections in it.
+        """
+        parts = list(_parts_of(collection))
+        if len(parts) > _LOOKED_INTO:
+            return
+        for key, part in parts[:_MOST_NAMED]:
+            size = _measured(part, None)
+            if size is not None:
+                self.by_name[f"{name}[{key!r}]"] = size._replace(num_arrays=1)
+        arrays = [part for _, part in parts if issubclass(type(part), _OF_BYTES)]
+        if len(arrays) > 1:
+            self.by_name[f"{name}{_ALL}"] = Size(
+                type(arrays[-1]).__name__,
+                sum(map(num_bytes_of, arrays)),
+                is_bytes=True,
+                num_arrays=len(arrays),
+            )
+
+
+def _measured(value: object, limit: int | None) -> Size | None:
+    """Returns the length of a collection, a queue, a table, a cache, an array or a buffer.
+
+    Args:
+        value: An object of any type; others have none.
+        limit: What its owner says that it holds at most.
+    """
+    kind = type(value)
+    if issubclass(kind, _COLLECTIONS):
+        return _size_of(cast("MutableMapping[object, object]", value), limit)
+    if issubclass(kind, queue.Queue):
+        return _size_of_queue(cast("queue.Queue[object]", value))
+    if issubclass(kind, queue.SimpleQueue):
+        return Size(kind.__name__, cast("queue.SimpleQueue[object]", value).qsize())
+    if issubclass(kind, _OF_BYTES):
+        return Size(kind.__name__, num_bytes_of(value), is_bytes=True)
+    if is_table(value):
+        return Size(kind.__name__, len(cast("Sequence[object]", value)))
+    if not issubclass(kind, type) and _has_cache_info(value):
+        return _size_of_cache(cast("functools._lru_cache_wrapper[object]", value))
+    return None
+
+
+def _size_of_queue(waiting: "queue.Queue[object]") -> Size:
+    limit = waiting.maxsize if waiting.maxsize > 0 else None
+    held = waiting.queue
+    return Size(type(waiting).__name__, len(held), limit, _latest_of(held))
 
 
 def _size_of(collection: "MutableMapping[object, object]", limit: int | None) -> Size:
@@ -390,13 +502,6 @@ def _size_of_cache(function: "functools._lru_cache_wrapper[object]") -> Size:
     return Size("lru_cache", int(cached.currsize), cached.maxsize)
 
 
-def _bytes_of(value: object) -> int:
-    if isinstance(value, torch.Tensor | np.ndarray):
-        # A mapped file is read, not kept.
-        return 0 if isinstance(value, np.memmap) else int(value.nbytes)
-    return sys.getsizeof(value)
-
-
 def _limit_among(attributes: Mapping[str, object]) -> int | None:
     """Returns what an object says that its cache or its buffer holds at most; None: nothing."""
     limits = [
@@ -409,16 +514,21 @@ def _limit_among(attributes: Mapping[str, object]) -> int | None:
 
 def _nested_in(collection: object) -> list[tuple[object, list[object]]]:
     """Returns collections in a collection, with their keys or places, of its first elements."""
+    return [
+        (key, cast("list[object]", part))
+        for key, part in _parts_of(collection)
+        if isinstance(part, _NESTED)
+    ]
+
+
+def _parts_of(collection: object) -> Iterator[tuple[object, object]]:
+    """Returns keys or places of a collection with what is there, of its first elements."""
     parts: Iterable[tuple[object, object]] = ()
     if isinstance(collection, dict):
         parts = collection.items()
-    elif isinstance(collection, list | deque):
+    elif isinstance(collection, list | deque | tuple):
         parts = enumerate(collection)
-    return [
-        (key, cast("list[object]", part))
-        for key, part in itertools.islice(parts, _LOOKED_INTO)
-        if isinstance(part, _NESTED)
-    ]
+    return itertools.islice(parts, _LOOKED_INTO + 1)
 
 
 def _deep_length(collection: list[object], depth: int) -> int:

@@ -5,6 +5,7 @@ process's memory tells that something is kept; the lengths of all lists, sets, d
 Python, before and after some steps, tell what; and those that refer to it tell its name.
 """
 
+import functools
 import gc
 import inspect
 import itertools
@@ -15,16 +16,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, median
 from types import CellType, FrameType, FunctionType, ModuleType
-from typing import NamedTuple, cast
+from typing import NamedTuple, TypeAlias, cast
 
 import numpy as np
 import torch
 
 import stoker
-from stoker.feed.reachable import read_slot, slots_of
+from stoker.feed.reachable import cached_results, read_slot, slots_of
 from stoker.host.memory_usage import give_back_freed, written_bytes
 from stoker.profile.loader_phases import attributes_of
-from stoker.profile.memory.python_objects import kept_bytes
+from stoker.profile.memory.python_objects import has_length_in_bytes, kept_bytes, num_bytes_of
 from stoker.profile.rank_results import LoopGrowth
 from stoker.records import KeptObjects
 
@@ -50,7 +51,9 @@ _LONGER = 1.2
 # Of what a step adds, for numbers, texts and lists of them.
 _LEAST_PLAIN = 0.3
 _SHORT = 4
-_KINDS = (list, dict, deque, set, defaultdict, OrderedDict, Counter)
+_KINDS = (list, dict, deque, set, defaultdict, OrderedDict, Counter, functools._lru_cache_wrapper)
+# Collections in a collection that grow together.
+_MOST_TOGETHER = 1000
 # Operations of a sum, and of its parts: a moving mean is `0.9 * mean + 0.1 * loss`.
 _ADDING = ("AddBackward", "SubBackward", "LerpBackward")
 _SCALING = ("MulBackward", "DivBackward")
@@ -59,7 +62,16 @@ _MOST_ADDED = 100_000
 # How deep an element is searched for tensors, and how many collections may be around it.
 _MAX_DEPTH = 3
 _MAX_PARTS = 32
+# Objects of the script that are looked at for what becomes longer.
+_MOST_LOOKED_AT = 5000
 _OURS = str(Path(stoker.__file__).parent)
+
+
+# As a type checker sees it: Python itself does not know the last of them with brackets.
+_Collection: TypeAlias = (
+    "list[object] | set[object] | dict[object, object] | deque[object] "
+    "| functools._lru_cache_wrapper[object]"
+)
 
 
 class _Look(NamedTuple):
@@ -85,9 +97,11 @@ class LoopWatch:
         self._due_at = 0.0
         self._looks: list[_Look] = []
         self._lengths: dict[int, int] = {}
-        self._arrays: dict[str, int] = {}
+        # Bytes by the name, at some looks.
+        self._arrays: list[dict[str, int]] = []
         self._added: dict[str, int] = {}
         self._began_at = self._arrays_at = 0
+        self._arrays_due = _LEAST_LOOKS
 
     def look(self, steps: int) -> None:
         """Looks if it is time for it; the first time it blocks for some 50 ms.
@@ -102,11 +116,13 @@ class LoopWatch:
         if not self._looks:
             self._began_at = steps
             # Shorter ones count as empty: most collections of a process are.
-            long = (kept for kept in _collections() if len(kept) > _SHORT)
-            self._lengths = {id(kept): len(kept) for kept in long}
+            lengths = ((id(kept), _length(kept)) for kept in _collections())
+            self._lengths = {kept: length for kept, length in lengths if length > _SHORT}
+        if len(self._looks) == self._arrays_due:
+            # Seldom: it takes some milliseconds.
+            self._arrays.append({name: array.num_bytes for name, array in _arrays().items()})
+            self._arrays_due *= 2
         if len(self._looks) == _LEAST_LOOKS:
-            # Once: until the next look a frame's variables stay alive.
-            self._arrays = {name: array.nbytes for name, array in _arrays()}
             self._added = _sums_by_name(_LEAST_KEPT * (steps - self._began_at))
             self._arrays_at = steps
         self._looks.append(_Look(steps, self._used()))
@@ -149,6 +165,8 @@ class LoopWatch:
             return []
         names = _Names()
         kept = [*self._kept_collections(since, names, grown), *self._kept_sums(steps)]
+        if not kept:
+            kept += self._kept_parts(since, names, grown)
         if self._arrays:
             kept += self._joined(_LEAST_JOINED * (steps - self._arrays_at) * grown)
         return sorted(kept, key=lambda kept: (not kept.has_graph, -kept.count_per_step))
@@ -164,20 +182,48 @@ class LoopWatch:
             grown: Bytes that a step adds.
         """
         for collection in _collections():
-            more = len(collection) - self._lengths.get(id(collection), 0)
+            more = _length(collection) - self._lengths.get(id(collection), 0)
             if more < _LEAST_KEPT * steps:
                 continue
             element = _last_of(collection)
-            tensors = list(_tensors_in(element))
-            is_cause = tensors or more / steps * kept_bytes(element) >= _LEAST_PLAIN * grown
-            if is_cause and (name := names.of(collection)):
+            if _is_cause(element, more / steps, grown) and (name := names.of(collection)):
                 yield KeptObjects(
                     name=name,
-                    container=type(collection).__name__,
+                    container=_kind_of(collection),
                     element=type(element).__name__,
-                    has_graph=any(map(_has_graph, tensors)),
+                    has_graph=any(map(_has_graph, _tensors_in(element))),
                     count_per_step=more / steps,
-                    max_count=getattr(collection, "maxlen", None),
+                    max_count=_limit_of(collection),
+                )
+
+    def _kept_parts(self, steps: int, names: "_Names", grown: float) -> Iterator[KeptObjects]:
+        """Yields collections of lists that grew together, as `scores[label].append(score)` does.
+
+        Args:
+            steps: Batches that the script took since the lengths were noted.
+            names: Of the script's variables.
+            grown: Bytes that a step adds.
+        """
+        for collection in _collections():
+            parts = _parts_that_grow(collection)
+            if len(parts) < 2:
+                continue
+            more = 0
+            for part in parts:
+                # Short ones were not noted.
+                before = self._lengths.get(id(part), min(len(part), _SHORT))
+                more += len(part) - before
+            if more < _LEAST_KEPT * steps:
+                continue
+            longest = max(parts, key=len)
+            element = _last_of(longest)
+            if _is_cause(element, more / steps, grown) and (name := names.of(collection)):
+                yield KeptObjects(
+                    name=_part_name(name, ...),
+                    container=type(longest).__name__,
+                    element=type(element).__name__,
+                    has_graph=any(map(_has_graph, _tensors_in(element))),
+                    count_per_step=more / steps,
                 )
 
     def _kept_sums(self, steps: int) -> Iterator[KeptObjects]:
@@ -200,17 +246,32 @@ class LoopWatch:
 
     def _joined(self, least_bytes: float) -> Iterator[KeptObjects]:
         """Yields tensors and arrays that are longer than before, as after `torch.cat`."""
-        for name, array in _arrays():
-            before = self._arrays.get(name, array.nbytes)
-            # Batches of other lengths come and go.
-            if array.nbytes - before >= least_bytes and array.nbytes > _LONGER * before:
+        for name, array in _arrays().items():
+            sizes = [seen.get(name, 0) for seen in self._arrays]
+            sizes.append(array.num_bytes)
+            longer = sizes[-1] - sizes[0]
+            is_longer = longer >= least_bytes and sizes[-1] > _LONGER * sizes[0]
+            # Batches of other lengths come and go, and so do variables.
+            if is_longer and sizes == sorted(sizes):
                 yield KeptObjects(
                     name=name,
                     container="joined",
-                    element=type(array).__name__,
-                    has_graph=_has_graph(array),
+                    element=type(array.latest).__name__,
+                    has_graph=_has_graph(array.latest),
                     count_per_step=1.0,
                 )
+
+
+class _Array(NamedTuple):
+    """Arrays, texts, buffers or tables of one name, such as of several objects of a class.
+
+    Attributes:
+        num_bytes: Of all of them.
+        latest: One of them.
+    """
+
+    num_bytes: int
+    latest: object
 
 
 def grown_per_step(looks: Sequence[_Look]) -> float | None:
@@ -259,9 +320,22 @@ class _Names:
             return _closure_name(owner)
         if isinstance(owner, tuple):
             return _default_name(owner, value)
-        if isinstance(owner, ModuleType | FrameType | list | deque):
+        if isinstance(owner, list | deque):
+            return self._name_in_list(owner, value, depth=depth)
+        if isinstance(owner, ModuleType | FrameType):
             return ""
         return _attribute_name(owner, value)
+
+    def _name_in_list(
+        self, owner: list[object] | deque[object], value: object, *, depth: int
+    ) -> str:
+        if len(owner) > _MAX_PARTS or depth >= _MAX_DEPTH:
+            return ""
+        name = self.of(owner, depth=depth + 1)
+        for place, part in enumerate(owner):
+            if name and part is value:
+                return _part_name(name, place)
+        return ""
 
     def _name_in_dict(self, owner: dict[object, object], value: object, *, depth: int) -> str:
         key = _key_of(owner, value)
@@ -273,6 +347,10 @@ class _Names:
                 return ""
             return key
         for holder in gc.get_referrers(owner):
+            if isinstance(holder, FunctionType) and holder.__dict__ is owner:
+                if _is_library(str(holder.__module__)):
+                    return ""
+                return f"{holder.__name__}.{key}"
             if getattr(holder, "__dict__", None) is owner:
                 return _attribute_name(holder, value)
             if isinstance(holder, type) and not _is_library(holder.__module__):
@@ -280,31 +358,75 @@ class _Names:
         if depth >= _MAX_DEPTH:
             return ""
         name = self.of(owner, depth=depth + 1)
-        variable, _, function = name.rpartition(" in ")
-        if variable and function.endswith("()"):
-            # As `metrics['loss'] in train()`.
-            return f"{variable}[{key!r}] in {function}"
-        return name and f"{name}[{key!r}]"
+        return name and _part_name(name, key)
 
 
-def _arrays() -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields the tensors, and arrays, of the script's variables and of its objects' attributes."""
+def _arrays() -> dict[str, _Array]:
+    """Returns what may become longer, of the script's variables and of what those refer to.
+
+    Tensors, arrays, texts, buffers and tables: in short collections, and in attributes of objects.
+    """
+    arrays: dict[str, _Array] = {}
+    seen = set[int]()
+    waiting = deque(_variables())
+    while waiting and len(seen) < _MOST_LOOKED_AT:
+        name, value, depth = waiting.popleft()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if has_length_in_bytes(value):
+            before = arrays[name].num_bytes if name in arrays else 0
+            arrays[name] = _Array(before + num_bytes_of(value), value)
+        elif depth < _MAX_DEPTH:
+            waiting += ((inner, part, depth + 1) for inner, part in _named_parts(name, value))
+    return arrays
+
+
+def _variables() -> Iterator[tuple[str, object, int]]:
+    """Yields the script's variables with their names; 0 for their depth."""
     for frame in _frames():
         where = f" in {frame.f_code.co_name}()"
         if not frame.f_code.co_flags & inspect.CO_OPTIMIZED:
             where = ""
             if _is_library(str(frame.f_globals.get("__name__"))):
                 continue
-        variables = variables_of(frame)
-        for name, value in variables.items():
-            if issubclass(type(value), torch.Tensor | np.ndarray):
-                yield f"{name}{where}", cast("torch.Tensor", value)
-        owner = variables.get("self")
-        if owner is None or _is_library(type(owner).__module__):
-            continue
-        for name, value in attributes_of(owner).items():
-            if issubclass(type(value), torch.Tensor | np.ndarray):
-                yield f"{type(owner).__name__}.{name}", cast("torch.Tensor", value)
+        for name, value in variables_of(frame).items():
+            if not name.startswith("__"):
+                yield f"{name}{where}", value, 0
+
+
+def _named_parts(name: str, value: object) -> Iterator[tuple[str, object]]:
+    """Yields what a short collection, or an object of the script, refers to, with its names.
+
+    Args:
+        name: As a script writes it.
+        value: What has that name.
+    """
+    # Not isinstance, which asks a lazy object what it is.
+    kind: type = type(value)
+    if issubclass(kind, dict):
+        entries = cast("dict[object, object]", value).items()
+        for key, part in list(itertools.islice(entries, _MAX_PARTS)):
+            yield _part_name(name, key), part
+    elif issubclass(kind, list | tuple):
+        for place, part in enumerate(cast("list[object]", value)[:_MAX_PARTS]):
+            yield _part_name(name, place), part
+    elif not _is_library(kind.__module__) and not issubclass(kind, type | ModuleType):
+        attributes = attributes_of(value)
+        buffers = attributes.get("_buffers")
+        if issubclass(kind, torch.nn.Module) and isinstance(buffers, dict):
+            attributes = {**attributes, **buffers}
+        for attribute, part in list(attributes.items()):
+            yield f"{kind.__name__}.{attribute}", part
+        for attribute, slot in slots_of(kind):
+            yield f"{kind.__name__}.{attribute}", read_slot(slot, value)
+
+
+def _part_name(name: str, key: object) -> str:
+    """Returns the name of a collection's part, as `metrics['loss'] in train()`."""
+    variable, separator, function = name.partition(" in ")
+    shown = "..." if key is ... else repr(key)
+    return f"{variable}[{shown}]{separator}{function}"
 
 
 def variables_of(frame: FrameType) -> dict[str, object]:
@@ -385,7 +507,8 @@ def _is_library(module: str) -> bool:
     return module.partition(".")[0] in ("stoker", "torch", "builtins", "gc")
 
 
-def _collections() -> Iterator[list[object] | set[object] | dict[object, object] | deque[object]]:
+def _collections() -> Iterator[_Collection]:
+    """Yields what Python has of collections, and of functions that keep their results."""
     for value in gc.get_objects():
         if type(value) in _KINDS:
             yield value
@@ -397,6 +520,50 @@ def _collections() -> Iterator[list[object] | set[object] | dict[object, object]
                 if type(value) is dict and not gc.is_tracked(value) and id(value) not in seen:
                     seen.add(id(value))
                     yield value
+
+
+def _length(collection: _Collection) -> int:
+    if isinstance(collection, functools._lru_cache_wrapper):
+        return int(collection.cache_info().currsize)
+    return len(collection)
+
+
+def _kind_of(collection: _Collection) -> str:
+    if isinstance(collection, functools._lru_cache_wrapper):
+        return "lru_cache"
+    return type(collection).__name__
+
+
+def _limit_of(collection: _Collection) -> int | None:
+    if isinstance(collection, functools._lru_cache_wrapper):
+        return collection.cache_info().maxsize
+    return getattr(collection, "maxlen", None)
+
+
+def _parts_that_grow(collection: _Collection) -> Sequence["list[object]"]:
+    """Returns the collections in a collection of them, such as of one for each class."""
+    if not isinstance(collection, dict | list) or not 2 <= len(collection) <= _MOST_TOGETHER:
+        return []
+    parts = list(collection)
+    if isinstance(collection, dict):
+        parts = list(collection.values())
+    kind = type(parts[0])
+    if kind not in _KINDS or kind is functools._lru_cache_wrapper:
+        return []
+    return [cast("list[object]", part) for part in parts if type(part) is kind]
+
+
+def _is_cause(element: object, count_per_step: float, grown: float) -> bool:
+    """Whether elements are, or hold, tensors, or are a good part of what a step adds.
+
+    Args:
+        element: The latest one.
+        count_per_step: So many are added.
+        grown: Bytes that a step adds.
+    """
+    if any(True for _ in _tensors_in(element)):
+        return True
+    return count_per_step * kept_bytes(element) >= _LEAST_PLAIN * grown
 
 
 def _held_by(value: object) -> list[object]:
@@ -412,13 +579,14 @@ def _held_by(value: object) -> list[object]:
     return [*attributes, *itertools.chain.from_iterable(map(_held_by, nested))]
 
 
-def _last_of(
-    collection: list[object] | set[object] | dict[object, object] | deque[object],
-) -> object:
+def _last_of(collection: _Collection) -> object:
     if isinstance(collection, dict):
         return next(reversed(collection.values()), None)
     if isinstance(collection, set):
         return next(iter(collection), None)
+    if isinstance(collection, functools._lru_cache_wrapper):
+        results = [result for _, result in cached_results(collection)]
+        return results[-1] if results else None
     if not collection:
         return None
     return collection[-1]
@@ -434,6 +602,9 @@ def _tensors_in(element: object, depth: int = 0) -> Iterator[object]:
         parts = list(itertools.islice(element.values(), _MAX_PARTS))
     elif isinstance(element, list | tuple):
         parts = list(element[:_MAX_PARTS])
+    elif not _is_library(type(element).__module__):
+        # A dataclass, say, or a structure of attrs or msgspec.
+        parts = [part for _, part in itertools.islice(_named_parts("", element), _MAX_PARTS)]
     if depth < _MAX_DEPTH:
         for part in parts:
             yield from _tensors_in(part, depth + 1)

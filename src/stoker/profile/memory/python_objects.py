@@ -4,7 +4,9 @@ An access to a Python object changes its reference count, so that a forked worke
 page that it lies on. Arrays and tensors have one object for all their values.
 """
 
+import array
 import contextlib
+import io
 import itertools
 import math
 import sys
@@ -39,6 +41,9 @@ _SMALL_ARRAY_BYTES = 4096
 _LEAST_COUNT = 1000
 _LEAST_BYTES = 1_000_000
 _POINTER = 8
+# Arrays, texts and buffers that may become longer, and packages whose tables may.
+_OF_BYTES = (torch.Tensor, np.ndarray, str, bytes, bytearray, array.array, io.BytesIO, io.StringIO)
+_OF_TABLES = ("pandas", "pyarrow", "polars")
 _CONTAINERS = (list, tuple, dict, set, frozenset, deque)
 # Modules of Python whose objects refer to a dataset's own, and packages whose objects do not.
 _OPEN_MODULES = ("builtins", "collections", "functools", "types")
@@ -320,3 +325,39 @@ def _parts_of(part: object) -> tuple[Sequence[object], float]:
 
 def _share(some: Sequence[object], collection: Collection[object]) -> float:
     return len(some) / max(1, len(collection))
+
+
+def has_length_in_bytes(value: object) -> bool:
+    """Whether an object is an array, a text, a buffer or a table of pandas, pyarrow or polars."""
+    # Not isinstance, which asks a lazy object what it is.
+    kind = type(value)
+    return issubclass(kind, _OF_BYTES) or is_table(value)
+
+
+def is_table(value: object) -> bool:
+    """Whether an object is a table, or a column, of pandas, pyarrow or polars."""
+    kind = type(value)
+    return kind.__module__.partition(".")[0] in _OF_TABLES and hasattr(kind, "__len__")
+
+
+def num_bytes_of(value: object) -> int:
+    """Returns the bytes of what `has_length_in_bytes`; of a mapped file 0: it is read, not kept."""
+    if isinstance(value, torch.Tensor | np.ndarray):
+        return 0 if isinstance(value, np.memmap) else int(value.nbytes)
+    if isinstance(value, io.StringIO):
+        # Four bytes for a character.
+        return 0 if value.closed else 4 * value.tell()
+    if is_table(value):
+        return _bytes_of_table(value)
+    return sys.getsizeof(value)
+
+
+def _bytes_of_table(table: object) -> int:
+    # Of pandas, of polars and of pyarrow.
+    usage = getattr(table, "memory_usage", None)
+    if usage is not None:
+        return int(np.sum(usage()))
+    estimate = getattr(table, "estimated_size", None)
+    if estimate is not None:
+        return int(estimate())
+    return int(getattr(table, "nbytes", 0))

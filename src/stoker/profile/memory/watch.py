@@ -46,7 +46,7 @@ _MAX_SHARE = 0.01
 # Looks of a worker at itself.
 _LOOKS = 24
 # Looks of it at all that may grow.
-_EVERY_LOOKS = 4
+_EVERY_LOOKS = 2
 # Imports, open files and buffers come in the first third.
 _WARM_UP_SHARE = 1 / 3
 # Of the intervals after it: noise comes and goes.
@@ -371,18 +371,22 @@ class ObjectsGrowth:
         half = [seen for seen in self._seen if 2 * seen.samples <= now.samples][-1]
         samples = Stretch(half.samples, now.samples)
         batches = Stretch(half.batches, now.batches)
-        growing = (
-            *grown_to_the_end(first.dataset, half.dataset, now.dataset, samples),
-            *grown_to_the_end(first.stream, half.stream, now.stream, samples),
-        )
+        looks = [first, *self._seen[1:], now]
+        of_dataset = [seen.dataset for seen in looks]
+        of_collate = [seen.collate for seen in looks]
+        growing = [
+            *grown_to_the_end(of_dataset, half.dataset, samples),
+            *grown_to_the_end([first.stream, now.stream], half.stream, samples),
+        ]
         names = {grown.name for grown in growing}
         per_sample = now.batches / max(1, now.samples)
-        of_collate = (
-            msgspec.structs.replace(grown, count_per_sample=grown.count_per_sample * per_sample)
-            for grown in grown_to_the_end(first.collate, half.collate, now.collate, batches)
-            if grown.name not in names
-        )
-        return (*growing, *of_collate) or loaded_since(first.elements, half.elements, samples)
+        for grown in grown_to_the_end(of_collate, half.collate, batches):
+            if grown.name not in names:
+                count = grown.count_per_sample * per_sample
+                growing.append(msgspec.structs.replace(grown, count_per_sample=count))
+        if growing:
+            return tuple(growing)
+        return loaded_since(first.elements, half.elements, samples)
 
 
 def _numbers_of(indices: Sequence[object]) -> Iterator[int]:
