@@ -142,7 +142,8 @@ def planned(*, start="fork", **given):
     return run_script({"start": start, **given}, env=workers, script=SCRIPT)
 
 
-@pytest.mark.parametrize("loader", ["torch", "stoker"])
+# Of stoker's own loader: next to data hosts, above.
+@pytest.mark.parametrize("loader", ["torch", pytest.param("stoker", marks=pytest.mark.soak)])
 def test_what_a_loop_changes_is_in_the_next_batch_under_a_plans_workers(loader):
     cases = [case for case in NAMED if loader == "torch" or case not in ONLY_SEEN_HERE]
     trainer = planned(cases=cases, loader=loader)

@@ -23,7 +23,11 @@ def env_of(cluster, **feed):
     return {"STOKER_FEED": json.dumps(cluster.settings | feed)}
 
 
-@pytest.fixture(scope="module", params=[2, 3], ids=["two hosts", "three hosts"])
+# Two hosts are a part of three, and those of `pair`.
+TWO_HOSTS = pytest.param(2, id="two hosts", marks=pytest.mark.soak)
+
+
+@pytest.fixture(scope="module", params=[TWO_HOSTS, pytest.param(3, id="three hosts")])
 def sharing(request):
     with Cluster(agents=request.param, workers=2, feed=ALWAYS) as cluster:
         cluster.wait_for_agents()
