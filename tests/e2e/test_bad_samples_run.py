@@ -79,7 +79,8 @@ def test_batches_and_bad_samples_do_not_depend_on_who_makes_them(
     assert batches == alone[on_error][0]
 
 
-@pytest.mark.parametrize("on_error", ["skip", "replace"])
+# Replaced ones, too: contract/test_lost_samples, in parts.
+@pytest.mark.parametrize("on_error", ["skip", pytest.param("replace", marks=pytest.mark.soak)])
 def test_a_batch_that_several_workers_make_has_the_same_ones(tmp_path, alone, on_error):
     split = run(tmp_path, on_error, workers=3, data=1, kills=True, split_batches=True)
     assert split == alone[on_error]

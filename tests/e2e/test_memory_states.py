@@ -1,7 +1,7 @@
 """Scripts that copy, hoard and leak on purpose are profiled, and the cause is named for each.
 
-Most are looked at as by a profile, without its other phases (`support/memory_looks.py`); two whole
-profiles have all of it, and `make soak` has more.
+Most are looked at as by a profile, without its other phases (`support/memory_looks.py`); a whole
+profile has all of it, and `make soak` has more.
 """
 
 import contextlib
@@ -341,6 +341,8 @@ def mapped_file(folder: Path, num_bytes: int) -> Path:
     return file
 
 
+# Its looks: test_what_does_not_grow_is_no_finding. That a profile has what they find: above.
+@pytest.mark.soak
 def test_a_profile_of_a_script_that_keeps_nothing_has_no_finding(begin, tmp_path):
     file = mapped_file(tmp_path, 20_000 * 2000)
     asked = {"samples": 20_000, "persistent": "yes", "file": file, "keeps": "warm-up"}

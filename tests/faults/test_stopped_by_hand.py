@@ -74,7 +74,7 @@ while True:
 """
 
 
-@pytest.mark.parametrize("times", [2, 3, 20])
+@pytest.mark.parametrize("times", [2, pytest.param(3, marks=pytest.mark.soak), 20])
 def test_ctrl_c_again_ends_all_at_once_and_leaves_a_record_and_no_token(tmp_path, times):
     with begun(tmp_path, STUBBORN, "train") as (train, run_dir):
         assert (run_dir / "token").exists()
