@@ -15,7 +15,7 @@ from support.cluster import Cluster, run_script
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(300)]
 
 SCRIPT = "changing_script.py"
-FED = {"frozen", "cache", "shown", "endless", "epoch set", "appended between", "weights"}
+FED = {"frozen", "cache", "shown", "drawn", "endless", "epoch set", "appended between", "weights"}
 FED |= {"stream frozen"}
 # What the line names, of cases that are made in the trainer.
 NAMED = {
@@ -46,6 +46,9 @@ NAMED = {
     "queue": "sampler.sampler.source may wait",
     "generator": "sampler.sampler may wait",
     "event": "sampler.sampler may wait",
+    "drawn in turns": "sampler and loop draw from random in turns",
+    "drawn in turns by numpy": "sampler and loop draw from numpy.random in turns",
+    "drawn in turns by torch": "sampler and loop draw from torch in turns",
     "stream buffer": "dataset.buffer changed",
     "stream later": "dataset.buffer changed",
     "stream queue": "dataset.source may wait",

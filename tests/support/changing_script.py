@@ -11,6 +11,7 @@ import heapq
 import json
 import os
 import queue
+import random
 import sys
 import tempfile
 import threading
@@ -166,6 +167,20 @@ class Endless(Sampler):
             yield from torch.randperm(SAMPLES, generator=torch.Generator().manual_seed(3)).tolist()
 
 
+class Randoms(Sampler):
+    """Draws each index when it is asked for it, from one of the process's generators."""
+
+    def __init__(self, draw):
+        self.draw = draw
+
+    def __len__(self):
+        return SAMPLES
+
+    def __iter__(self):
+        for _ in range(SAMPLES):
+            yield int(self.draw() * SAMPLES)
+
+
 class Shown(Sampler):
     """A sampler of the script that changes nothing."""
 
@@ -278,6 +293,10 @@ def collate_by_level(samples):
 
 def nothing(step, batch):
     pass
+
+
+def draw_once(draw, step, batch):
+    draw()
 
 
 def grown(items, every=1):
@@ -474,6 +493,15 @@ def cases():
         batch_size=1,
         limit=12,
     )
+    by_torch = functools.partial(torch.rand, ())
+    for name, draw, drawn in (
+        ("drawn", random.random, by_torch),
+        ("drawn in turns", random.random, random.random),
+        ("drawn in turns by numpy", np.random.rand, np.random.rand),
+        ("drawn in turns by torch", by_torch, by_torch),
+    ):
+        change = functools.partial(draw_once, drawn)
+        case(name, Drawing(), change, sampler=Randoms(draw))
     buffer = [0]
     case("stream buffer", BufferStream(buffer), grown(buffer))
     later = [0]
@@ -505,6 +533,8 @@ def main():
         install(kind)
     torch.multiprocessing.set_start_method(given["start"])
     torch.manual_seed(5)
+    random.seed(5)
+    np.random.seed(5)
     known = cases()
     for name in given["cases"] or known:
         if name.startswith("in turns"):

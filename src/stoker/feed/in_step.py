@@ -8,15 +8,17 @@ alone. The comparison continues: after a change what was made ahead is discarded
 makes the rest of the epoch from the same indices.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Literal
 
+import torch
 from torch.utils.data import DataLoader
 
 from stoker.feed.bookkeeping import LoaderBooks
 from stoker.feed.changes import Depth, Watch, forget, making, path_of_waiting
 from stoker.feed.foreign_loaders import reach_of
 from stoker.feed.iterators import TrainerMaker
+from stoker.feed.random_states import mark_of_numpy, mark_of_python
 from stoker.feed.seeding import Numbered, Seeding
 from stoker.feed.tolerance import OnError
 from stoker.records import FeedSettings
@@ -66,11 +68,13 @@ class InStep:
         self._is_torchs = _is_torchs(loader._index_sampler)
         self._is_settling = True
         self._num_looks_at_all = 0
+        self._draws = _DrawnInTurns()
 
     def begin(self, *, is_stream: bool) -> None:
         """Begins an epoch; a stream has one order of batches, which cannot be tried first."""
         self.place = "fed" if is_stream or self._books.num_tried >= self._needed else "tried"
         self._is_settling = True
+        self._draws.begin()
         # And once more, after what the script does with the last of them.
         is_new = self._books.num_tried < NUM_TRIED
         self._num_looks_at_all = NUM_TRIED + 1 if is_new else 0
@@ -103,6 +107,12 @@ class InStep:
         # torch's own samplers keep no state that moves.
         if not self._is_torchs and self._sampler.changed():
             self._sampler.rebase()
+
+    def next_index(self, indices: Iterator[Numbered]) -> Numbered:
+        """Returns the sampler's next index; notes whether it and the loop draw in turns."""
+        if self.place == "tried" and self._sampler.has_users:
+            return self._draws.next(indices)
+        return next(indices)
 
     def make(self, numbered: Numbered) -> object:
         if self.place == "here":
@@ -166,6 +176,13 @@ class InStep:
             self.place = "here"
             self._say_why(f"{path} changes as a batch is made", path, is_for_good=True)
             return
+        name = self._draws.in_turns
+        if name:
+            self.place = "here"
+            self._say_why(
+                f"sampler and loop draw from {name} in turns", "sampler", is_for_good=True
+            )
+            return
         if self._sampler.has_users and self._sampler.changed_in_making():
             # It uses up what the loop may have to fill again: the whole epoch shows it.
             self._is_settling = False
@@ -177,6 +194,46 @@ class InStep:
     def _say_why(self, what: str, path: str, *, is_for_good: bool) -> None:
         why = f"{what}, and {NO_BATCH_AHEAD}"
         self._say(why if is_for_good else f"{why}: until the end of this epoch", path, is_for_good)
+
+
+class _DrawnInTurns:
+    """Which of the process's random generators a sampler and the loop draw from in turns.
+
+    What a sampler draws before its first index, as a whole order, is drawn before all else.
+    """
+
+    def __init__(self) -> None:
+        self._after: Mapping[str, object] = {}
+        self._by_sampler: set[str] = set()
+        self._by_loop: set[str] = set()
+
+    @property
+    def in_turns(self) -> str:
+        """The generator's name; empty: there is none."""
+        return min(self._by_sampler & self._by_loop, default="")
+
+    def begin(self) -> None:
+        """Begins an epoch."""
+        self._after = {}
+
+    def next(self, indices: Iterator[Numbered]) -> Numbered:
+        before = _marks()
+        numbered = next(indices)
+        marks = _marks()
+        if self._after:
+            self._by_loop |= _changed(self._after, before)
+            self._by_sampler |= _changed(before, marks)
+        self._after = marks
+        return numbered
+
+
+def _marks() -> dict[str, object]:
+    torchs = bytes(torch.get_rng_state().numpy())
+    return {"random": mark_of_python(), "numpy.random": mark_of_numpy(), "torch": torchs}
+
+
+def _changed(before: Mapping[str, object], now: Mapping[str, object]) -> set[str]:
+    return {name for name, mark in now.items() if before[name] != mark}
 
 
 def watches_of(loader: "DataLoader[object]") -> tuple[Watch, Watch]:

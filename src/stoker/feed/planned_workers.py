@@ -97,7 +97,7 @@ class PlannedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[mis
 
     def _data(self) -> object:
         if self._in_step.place != "fed":
-            return self._pinned(self._in_step.make(next(self._indices)))
+            return self._pinned(self._in_step.make(self._in_step.next_index(self._indices)))
         if self._ahead is None and self._num_taken_here < self._num_made_first:
             return self._pinned(self._in_step.make_meanwhile(next(self._indices)))
         return self._data_ahead()

@@ -309,7 +309,7 @@ class FeedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[misc]
     def _data_made_here(self, make: Callable[[Numbered], object]) -> object:
         assert self._in_step is not None
         try:
-            batch = make(next(self._indices))
+            batch = make(self._in_step.next_index(self._indices))
         except StopIteration:
             self._in_step.end()
             self._session.cancel(self._epoch.id)
