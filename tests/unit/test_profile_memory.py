@@ -26,9 +26,11 @@ from stoker.profile.memory.growing_objects import grown_between, sizes_of
 from stoker.profile.memory.python_objects import held_objects
 from stoker.profile.memory.watch import MemoryWatch, _Point, _point, growth_of, worker_pids
 from stoker.profile.rank_results import (
+    AsIs,
     BatchFacts,
     LoaderFacts,
     LoopGrowth,
+    Quartiles,
     RankMemory,
     RankResult,
     WorkerGrowth,
@@ -772,3 +774,73 @@ def test_numbers_that_a_loop_keeps_are_said_with_how_many_of_each_step():
     text = fixes["growing_trainer"]
     assert text.startswith("scores in train() (list) keeps 9 float of each step: the trainer grows")
     assert text.endswith("keep a sum or a mean of it, or write it to a file now and then")
+
+
+def steps_of(seconds: float) -> AsIs:
+    """Returns steps of which each took so long."""
+    step = Quartiles(mean=seconds, median=seconds, low=seconds, high=seconds, samples=1)
+    return AsIs(
+        step_seconds=step,
+        wait_seconds=step,
+        trainer_cpu_seconds=0.0,
+        children_cpu_seconds=0.0,
+        receive_seconds=0.0,
+    )
+
+
+def stream_findings(**asked: Any) -> tuple[str, dict[str, str]]:
+    """Findings of a stream that does not say how long it is: 57,600 samples an hour."""
+    assert RANK.loader is not None
+    facts = msgspec.structs.replace(RANK.loader, persistent_workers=True)
+    rank = msgspec.structs.replace(RANK, loader=facts, as_is=steps_of(0.5))
+    memory = memory_with(epoch_samples=None, **asked, **BELOW)
+    state, fixes = memory_findings(memory, [rank], read_bytes=None)
+    return (state.text if state else ""), {fix.id: fix.text for fix in fixes}
+
+
+def test_what_grows_of_a_stream_without_length_is_said_by_the_hour():
+    state, fixes = stream_findings(growing=(CACHE,), grown_bytes_per_sample=1000.0)
+    assert fixes["growing_cache"].startswith(
+        "A.cache (dict) grows by 1.00 kB for each sample, 57.6 MB an hour; 1.00 GB, the machine's "
+        "memory, is used up within nine hours: bound it"
+    )
+    assert not state
+    state, _ = stream_findings(growing=(CACHE,), grown_bytes_per_sample=20_000.0)
+    assert "1.15 GB an hour; 1.00 GB, the machine's memory, is used up within one hour" in state
+
+
+def test_what_a_loop_keeps_of_a_stream_without_length_is_said_by_the_hour():
+    _, fixes = stream_findings(kept=(LOSSES,), trainer_grown_bytes_per_step=20_000.0)
+    assert "the trainer grows by 20.0 kB a step, " in fixes["growing_trainer"]
+    assert " an hour: append loss.item()" in fixes["growing_trainer"]
+    state, _ = stream_findings(kept=(LOSSES,), trainer_grown_bytes_per_step=6.0 * MB)
+    assert "an hour; 1.00 GB, the machine's memory, is used up within one hour" in state
+
+
+def test_a_stream_whose_speed_is_not_known_has_no_figure():
+    rank = msgspec.structs.replace(RANK, as_is=None)
+    memory = memory_with(epoch_samples=None, growing=(CACHE,), grown_bytes_per_sample=1e5, **BELOW)
+    assert memory_findings(memory, [rank], read_bytes=None) == (None, [])
+
+
+def test_a_bound_beyond_the_memory_is_no_bound():
+    log = msgspec.structs.replace(
+        CACHE, name="MemoryHandler.buffer", container="list", max_count=10**9
+    )
+    growing: dict[str, Any] = {"growing": (log,), "grown_bytes_per_sample": 50_000.0, **BELOW}
+    _, fixes = findings_of(persistent=True, **growing)
+    assert fixes["growing_cache"].startswith(
+        "MemoryHandler.buffer (list) grows by 50.0 kB for each sample, 40.0 MB in an epoch; 1.00 "
+        "GB, the machine's memory, is used up in epoch 13; its bound of 1,000,000,000 is beyond "
+        "the machine's memory: bound it"
+    )
+
+
+def test_a_cache_whose_bound_is_beyond_the_samples_holds_all_of_them():
+    cache = msgspec.structs.replace(CACHE, container="lru_cache", max_count=10**9)
+    growing: dict[str, Any] = {"growing": (cache,), "grown_bytes_per_sample": 50_000.0, **BELOW}
+    _, fixes = findings_of(persistent=True, **growing)
+    assert fixes["growing_cache"] == (
+        "A.cache (lru_cache) holds 1,000,000,000 at most: three workers x 40.0 MB once it has all "
+        "samples: a limit of 400 saves 60.0 MB"
+    )

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -25,6 +25,7 @@ from stoker.records import (
 from stoker.records.profile import NEAR_LIMIT
 from stoker.units import count, size, whole
 
+_SECONDS_OF_AN_HOUR = 3600.0
 # Of the limit. Less is not worth a change of the script.
 _WORTH_A_LINE = 0.005
 # Waiting batches smooth what a loader gives: only a good part of the limit is too much.
@@ -211,12 +212,16 @@ def _state(memory: ProfiledMemory, findings: Sequence[_Finding]) -> ProfileState
 
 
 def _limit(memory: ProfiledMemory) -> str:
+    return f"{size(memory.limit_bytes)}, {_whose(memory)},"
+
+
+def _whose(memory: ProfiledMemory) -> str:
     whose = "the machine's memory"
     if memory.only_slows:
         whose = "the container's memory.high, above which the kernel slows its processes"
     elif memory.limited_by == "cgroup":
         whose = "the container's limit"
-    return f"{size(memory.limit_bytes)}, {whose},"
+    return whose
 
 
 def _copied_dataset(memory: ProfiledMemory, facts: LoaderFacts) -> Iterator[_Finding]:
@@ -280,40 +285,93 @@ def _one_array(held: HeldObjects) -> str:
     return "put their fields into one NumPy array, tensor or table of pyarrow each"
 
 
+class _GrowthSpan(NamedTuple):
+    """Samples of an epoch, or of an hour, where a stream does not say how long it is."""
+
+    samples: float
+    is_epoch: bool
+
+    @property
+    def words(self) -> str:
+        return "in an epoch" if self.is_epoch else "an hour"
+
+    def end(self, number: int) -> str:
+        """Returns when something ends: in this epoch, or after so many hours."""
+        if self.is_epoch:
+            return f"in epoch {number}"
+        return f"within {count(number, 'hour')}"
+
+
 def _growth(
     memory: ProfiledMemory, facts: LoaderFacts, ranks: Sequence[RankResult]
 ) -> Iterator[_Finding]:
     per_sample = _grown_per_sample(memory, facts, ranks)
-    samples = memory.epoch_samples
-    if per_sample < _LEAST_GROWN or not samples:
+    span = _growth_span(memory, ranks)
+    if per_sample < _LEAST_GROWN or span is None:
         return
+    growing = next(iter(memory.growing), None)
+    bound = ""
+    if growing is not None and growing.is_bounded:
+        if _most_bytes(growing, memory, per_sample) <= memory.limit_bytes:
+            yield from _bounded_cache(growing, memory, per_sample)
+            return
+        bound = f"; its bound of {whole(growing.max_count or 0)} is beyond {_whose(memory)}"
+        growing = msgspec.structs.replace(growing, max_count=None)
+    is_seen = growing is not None and not growing.is_of_a_stream
+    if is_seen or _seen_growth(ranks[0], growing) >= _LEAST_UNNAMED_IN_WORKER:
+        yield from _endless_growth(growing, memory, facts, per_sample, span, bound)
+
+
+def _endless_growth(
+    growing: GrowingObjects | None,
+    memory: ProfiledMemory,
+    facts: LoaderFacts,
+    per_sample: float,
+    span: _GrowthSpan,
+    bound: str,
+) -> Iterator[_Finding]:
+    """Yields what grows until it has something of each sample, or without end.
+
+    Args:
+        growing: What grows of the dataset; None: nothing was found.
+        memory: The host's.
+        facts: The loader's.
+        per_sample: Bytes that each sample adds.
+        span: The samples of an epoch, or of an hour.
+        bound: Words on a bound that is none.
+    """
     # Workers that end with their epoch give back what they took; the trainer does not.
     is_kept = facts.persistent_workers or not facts.num_workers
-    growing = next(iter(memory.growing), None)
-    if growing is not None and growing.is_bounded:
-        yield from _bounded_cache(growing, memory, per_sample)
-        return
-    per_epoch = per_sample * samples
-    may_end = growing is None or growing.is_of_a_stream
-    if may_end and _seen_growth(ranks[0], growing) < _LEAST_UNNAMED_IN_WORKER:
-        return
-    most = per_epoch
+    per_span = per_sample * span.samples
+    most = per_span
     if is_kept:
         most = _most_bytes(growing, memory, per_sample)
-    if min(per_epoch, most) < _WORTH_A_LINE * memory.limit_bytes:
+    if min(per_span, most) < _WORTH_A_LINE * memory.limit_bytes:
         return
     room = memory.room_bytes
     ends = ""
     is_sure = growing is None or not growing.is_of_a_stream
     if most > room and is_sure:
-        ends = f"; {_limit(memory)} is used up in epoch {math.floor(room / per_epoch) + 1}"
+        ends = f"; {_limit(memory)} is used up {span.end(math.floor(room / per_span) + 1)}"
     yield _Finding(
         id="growing_cache" if growing else "growing_worker",
-        cause=f"{_growing_words(growing, per_sample)}, {size(per_epoch)} in an epoch{ends}",
+        cause=f"{_growing_words(growing, per_sample)}, {size(per_span)} {span.words}{ends}{bound}",
         fix=_bounded(growing, facts, is_kept=is_kept),
-        num_bytes=min(most, max(room, per_epoch)),
-        is_limit=is_sure and min(most, per_epoch) > room,
+        num_bytes=min(most, max(room, per_span)),
+        is_limit=is_sure and min(most, per_span) > room,
     )
+
+
+def _growth_span(memory: ProfiledMemory, ranks: Sequence[RankResult]) -> _GrowthSpan | None:
+    """Returns the samples of all ranks of the host in an epoch, or in an hour; None: not known."""
+    if memory.epoch_samples:
+        return _GrowthSpan(memory.epoch_samples, is_epoch=True)
+    rank = ranks[0]
+    if rank.batch is None or rank.as_is is None or not rank.as_is.step_seconds.mean:
+        return None
+    on_host = sum(other.host == rank.host for other in ranks)
+    steps = _SECONDS_OF_AN_HOUR / rank.as_is.step_seconds.mean
+    return _GrowthSpan(steps * rank.batch.samples * on_host, is_epoch=False)
 
 
 def _bounded_cache(
@@ -326,11 +384,17 @@ def _bounded_cache(
     takes = size(full)
     if memory.workers:
         takes = f"{count(memory.workers, 'worker')} x {size(full / memory.workers)}"
-    most = whole(growing.max_count or 0)
+    most = growing.max_count or 0
+    when = "it is full"
+    fix = f"a limit half as large saves {size(full / 2)}"
+    if growing.container in _ONE_EACH and memory.epoch_samples and memory.epoch_samples < most:
+        when = "it has all samples"
+        fix = f"a limit of {whole(memory.epoch_samples // 2)} saves {size(full / 2)}"
     yield _Finding(
         id="growing_cache",
-        cause=f"{growing.name} ({growing.container}) holds {most} at most: {takes} once it is full",
-        fix=f"a limit half as large saves {size(full / 2)}",
+        cause=f"{growing.name} ({growing.container}) holds {whole(most)} at most: {takes} once "
+        f"{when}",
+        fix=fix,
         num_bytes=full / 2,
         is_limit=full > memory.room_bytes,
     )
@@ -384,16 +448,16 @@ def _trainer_grown_per_sample(memory: ProfiledMemory, ranks: Sequence[RankResult
 
 def _most_bytes(growing: GrowingObjects | None, memory: ProfiledMemory, per_sample: float) -> float:
     """Returns what the workers that stay take at most."""
-    if growing is None or memory.epoch_samples is None:
+    if growing is None:
         return math.inf
+    limits = []
+    if growing.max_count is not None:
+        limits.append(growing.max_count)
+    if growing.container in _ONE_EACH and memory.epoch_samples is not None:
+        limits.append(memory.epoch_samples)
     # Bytes of one element; each worker has a collection for itself.
     element = per_sample / growing.count_per_sample
-    workers = max(1, memory.workers)
-    if growing.max_count is not None:
-        return workers * element * growing.max_count
-    if growing.container in _ONE_EACH:
-        return workers * element * memory.epoch_samples
-    return math.inf
+    return max(1, memory.workers) * element * min(limits, default=math.inf)
 
 
 def _growing_words(growing: GrowingObjects | None, per_sample: float) -> str:
@@ -438,7 +502,10 @@ def _trainer_growth(
 ) -> Iterator[_Finding]:
     """Yields what a loop keeps of each step, as it does in each epoch anew."""
     per_step = memory.trainer_grown_bytes_per_step
-    per_epoch = _trainer_grown_per_sample(memory, ranks) * (memory.epoch_samples or 0)
+    span = _growth_span(memory, ranks)
+    if span is None:
+        return
+    per_span = _trainer_grown_per_sample(memory, ranks) * span.samples
     kept = next(iter(memory.kept), None)
     if kept is not None and kept.name in {grown.name for grown in memory.growing}:
         # The dataset's own, which is said of its samples.
@@ -447,25 +514,26 @@ def _trainer_growth(
     if kept is None and (not facts.num_workers or seen < _LEAST_UNNAMED_BYTES):
         # Without workers the dataset's own caches are the trainer's.
         return
-    until = "in an epoch"
+    until = span.words
     full = _full_bytes(kept, per_step)
-    if full < per_epoch:
-        per_epoch = full
+    if full < per_span:
+        per_span = full
         until = "until it is full"
     least_share = _WORTH_A_LINE if kept else _MUCH_UNNAMED
-    if per_epoch < least_share * memory.limit_bytes:
+    if per_span < least_share * memory.limit_bytes:
         return
     room = memory.room_bytes
     ends = ""
-    if per_epoch > room:
-        ends = f"; {_limit(memory)} is used up in the first epoch"
+    first = "in the first epoch" if span.is_epoch else span.end(1)
+    if per_span > room:
+        ends = f"; {_limit(memory)} is used up {first}"
     yield _Finding(
         id="growing_trainer",
         cause=f"{_kept_words(kept)}: the trainer grows by {size(per_step)} a step, "
-        f"{size(per_epoch)} {until}{ends}",
+        f"{size(per_span)} {until}{ends}",
         fix=_kept_fix(kept),
-        num_bytes=per_epoch,
-        is_limit=per_epoch > room,
+        num_bytes=per_span,
+        is_limit=per_span > room,
     )
 
 

@@ -418,7 +418,8 @@ def _named_parts(name: str, value: object) -> Iterator[tuple[str, object]]:
             attributes = {**attributes, **buffers}
         for attribute, part in list(attributes.items()):
             yield f"{kind.__name__}.{attribute}", part
-        for attribute, slot in slots_of(kind):
+        cls: type = kind
+        for attribute, slot in slots_of(cls):
             yield f"{kind.__name__}.{attribute}", read_slot(slot, value)
 
 
