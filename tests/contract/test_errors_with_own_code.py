@@ -1,11 +1,13 @@
 """Errors with code of their own come to the trainer without what hangs there, or ends it."""
 
+import dataclasses
 import errno
 import functools
 import os
 import pickle
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 from types import MappingProxyType
@@ -33,6 +35,37 @@ class OddError(Exception):
 class HopelessError(Exception):
     def __init__(self, a, b):
         super().__init__("hopeless")
+        self.lock = threading.Lock()
+
+
+class DecodeError(ValueError):
+    """As many are: its constructor takes facts, and its arguments are a text of them."""
+
+    def __init__(self, path, *, line):
+        super().__init__(f"{path}, line {line}")
+        self.path, self.line = path, line
+
+
+@dataclasses.dataclass(frozen=True)
+class FrozenError(Exception):
+    path: str
+    line: int
+
+
+class CodecError(UnicodeDecodeError):
+    """What a class of Python's keeps besides is kept, too."""
+
+    def __init__(self, where):
+        super().__init__("utf-8", b"ab", where, where + 1, "the words")
+        self.where = where
+
+
+class SlottedError(Exception):
+    __slots__ = ("line",)
+
+    def __init__(self, path, line):
+        super().__init__(path, line)
+        self.line = line
 
 
 class LeavingError(Exception):
@@ -126,6 +159,34 @@ def test_an_error_with_an_odd_constructor_keeps_its_facts_or_becomes_a_runtime_e
     leaving = raised(LeavingError())
     assert type(leaving) is RuntimeError
     assert "Caught LeavingError in index 7" in str(leaving)
+
+
+def test_an_error_whose_constructor_takes_facts_is_the_same_one_with_its_facts():
+    noted = DecodeError("a.txt", line=3)
+    noted.add_note("of shard 7")
+    back = raised(noted)
+    assert (type(back), str(back)) == (DecodeError, "a.txt, line 3")
+    assert (back.path, back.line, back.args) == ("a.txt", 3, ("a.txt, line 3",))
+    first, second = back.__notes__
+    assert first == "of shard 7"
+    assert "Caught DecodeError in index 7 of data worker 1 on host data-3" in second
+    assert raised(FrozenError("a.txt", 3)) == FrozenError("a.txt", 3)
+    codec = raised(CodecError(1))
+    assert (type(codec), codec.where, codec.start, codec.object) == (CodecError, 1, 1, b"ab")
+    assert raised(SlottedError("a.txt", 3)).line == 3
+
+
+def test_errors_in_a_group_and_in_attributes_keep_their_facts():
+    def matches(err):
+        return isinstance(err, DecodeError) and err.line == 4
+
+    group = ExceptionGroup("two", [ValueError("one"), DecodeError("b.txt", line=4)])
+    assert raised(group).subgroup(matches).exceptions[0].path == "b.txt"
+    holding = DecodeError("a.txt", line=3)
+    holding.first, holding.own = DecodeError("b.txt", line=4), holding
+    back = raised(holding)
+    assert matches(back.first)
+    assert back.own is back
 
 
 @pytest.mark.parametrize("what", OWN_CODE)

@@ -301,7 +301,7 @@ def test_an_error_shows_the_line_as_it_would_be_right(key, found, fix):
 
 @pytest.mark.parametrize("value", [0.01, 0.999, 1, 1.0, 2.0, 10**9])
 def test_a_limit_of_bad_samples_is_a_share_or_a_whole_number(value):
-    document = {"name": "a", "command": ["x"], "feed": {"max_errors": value}}
+    document: Any = {"name": "a", "command": ["x"], "feed": {"max_errors": value}}
     assert workload_from(document).feed.max_errors == value
 
 

@@ -760,9 +760,17 @@ def unpack_error(data: bytes | memoryview) -> Exception:
                 return error
         if isinstance(original, Exception):
             # The constructor takes other arguments: the original gets a note, as tracebacks show.
-            original.add_note(message)
+            _add_note(original, message)
             return original
     return RuntimeError(message)
+
+
+def _add_note(err: Exception, note: str) -> None:
+    try:
+        err.add_note(note)
+    except AttributeError:
+        # A frozen dataclass refuses assignments.
+        vars(err)["__notes__"] = [*getattr(err, "__notes__", ()), note]
 
 
 def _advice(why: WhyUnfed) -> str:

@@ -355,8 +355,38 @@ class AnswerPickler(cloudpickle.Pickler):  # type: ignore[misc]
             path = path_in_script(obj)
             if path:
                 return (class_at, (SCRIPT_NAMES[0], path))
+        kind = type(obj)
+        if issubclass(kind, BaseException) and kind.__reduce__ is BaseException.__reduce__:
+            error = cast("BaseException", obj)
+            # Not with the class: an error may hold itself.
+            state = vars(error) or None
+            return (error_again, (kind, error.args), state, None, None, set_error_state)
         usual: object = super().reducer_override(obj)
         return usual
+
+
+def error_again(kind: type[BaseException], arguments: tuple[object, ...]) -> BaseException:
+    """Returns an error with its arguments, also where its constructor takes others.
+
+    Pickle calls the constructor with the arguments of the error, as it knows no others.
+    """
+    with contextlib.suppress(Exception, SystemExit):
+        error = kind(*arguments)
+        if error.args == arguments:
+            return error
+    error = kind.__new__(kind, *arguments)
+    # What a class of Python's keeps besides.
+    of_python = next(base for base in kind.__mro__ if base.__module__ == "builtins")
+    of_python.__init__(error, *arguments)
+    return error
+
+
+def set_error_state(error: BaseException, state: dict[str, object]) -> None:
+    """Sets the attributes of an error; one that is a frozen dataclass refuses assignments."""
+    if type(error).__setstate__ is BaseException.__setstate__:
+        vars(error).update(state)
+    else:
+        error.__setstate__(state)
 
 
 def answer_of(value: object) -> bytes | None:
