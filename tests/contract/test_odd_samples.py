@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -225,6 +226,51 @@ def test_with_raise_an_error_that_cannot_be_shown_names_its_sample(kind):
     feed = {"sample_timeout_seconds": 100.0}
     with pytest.raises(RuntimeError, match=f"index 2 of data worker.*\\n[^$]*{ODD[kind][1]}"):
         batches_of(loader, process_of(**feed))
+
+
+class DecodeError(ValueError):
+    """As many errors of scripts: it is made of facts, of which its text is made."""
+
+    def __init__(self, path: str, *, line: int) -> None:
+        super().__init__(path)
+        self.path, self.line = path, line
+
+    def __str__(self) -> str:
+        return f"{self.path}, line {self.line}, is damaged"
+
+
+class Decoded(Odd):
+    def __init__(self) -> None:
+        super().__init__("locked", ())
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index in BAD:
+            try:
+                int("seven")
+            except ValueError as err:
+                damaged = DecodeError("a.txt", line=index)
+                damaged.add_note("of shard 7")
+                raise damaged from err
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_error_of_the_scripts_own_is_the_same_one_in_the_trainer_and_in_workers(
+    tmp_path, workers
+):
+    process = process_of(sample_timeout_seconds=100.0)
+    iterate = placement.placed_iterator if workers else torch_iterator
+    with pytest.raises(DecodeError, match=r"a\.txt, line 2, is damaged") as caught:
+        batches_of(DataLoader(Decoded(), 3, num_workers=workers), process, iterate=iterate)
+    assert (caught.value.path, caught.value.line) == ("a.txt", 2)
+    assert caught.value.__notes__[0] == "of shard 7"
+    shown = "".join(traceback.format_exception(caught.value))
+    for line in ("raise damaged from err", 'int("seven")', "invalid literal for int()"):
+        assert line in shown
+    process = process_of(tmp_path, on_error="skip")
+    batches_of(DataLoader(Decoded(), 3, num_workers=workers), process, iterate=iterate)
+    expected = [("DecodeError", f"a.txt, line {index}, is damaged") for index in BAD]
+    assert rows_of(tmp_path, "error", "text") == expected
 
 
 class Generating(Odd):
