@@ -132,6 +132,14 @@ def usd(value: float | None, *, is_estimate: bool = False) -> str:
     return f"{mark}${digits(value, 3)}"
 
 
+def with_article(noun: str) -> str:
+    """Returns a noun, such as a class's name, behind `a` or `an`."""
+    start = noun.lower()
+    is_vowel = start.startswith(tuple("aeiou")) and not start.startswith(("uni", "us"))
+    article = "an" if is_vowel else "a"
+    return f"{article} {noun}"
+
+
 def apart(one: float, other: float) -> tuple[str, str]:
     """Writes two figures with two decimals, or with more if they look the same."""
     places = 2

@@ -742,11 +742,11 @@ def loader_of(sampler: Any = None, **options: Any) -> DataLoader:
             # A script that resumes so has no costs: the next epoch is as drawn, too.
             "it skips what was read of an epoch before .* after the next whole epoch, or in it if",
         ),
-        (loader_of(Own(NINE, num_replicas=4, rank=1)), "a Own, is not torch's Distributed"),
+        (loader_of(Own(NINE, num_replicas=4, rank=1)), "an Own, is not torch's Distributed"),
         (loader_of(batch_size=None), r"no batches of its own \(batch_size=None\)"),
         (
             DataLoader(NINE, batch_sampler=OwnBatches(range(9), 3, False), num_workers=1),
-            "its batch_sampler, a OwnBatches, is not torch's BatchSampler",
+            "its batch_sampler, an OwnBatches, is not torch's BatchSampler",
         ),
         (
             loader_of(DistributedSampler(NINE, num_replicas=2, rank=0)),

@@ -12,7 +12,7 @@ from stoker.profile.explain import explain as explain_profile
 from stoker.record_words import evaluation_table, evaluation_words, training_words
 from stoker.records import HostMemory
 from stoker.records.training import GroupSpending
-from stoker.units import as_fast, times
+from stoker.units import as_fast, times, with_article
 from support import sample_records
 
 _NOUNS = "batches cores epochs files hosts loaders plans processes ranks samples steps workers"
@@ -153,3 +153,11 @@ def test_ratios_are_written_by_one_function_alone():
         for found in _RATIO_BY_HAND.finditer(file.read_text())
     ]
     assert by_hand == [], "write units.times(ratio), or units.as_fast(speedup)"
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["a Sampler", "an OwnBatches", "an Unordered", "a UniformSampler", "a UserSampler", "an index"],
+)
+def test_a_noun_has_its_article(words):
+    assert with_article(words.partition(" ")[2]) == words

@@ -272,7 +272,10 @@ UNREPLACED = f"{TORCHS} is read without stoker; train with --replace-dataloader 
         ((Loading(),), "no loader of torch or stoker was read"),
         ((Loading(), READ, Loading()), UNREPLACED),
         ((OWN,), "litdata.StreamingDataLoader makes batches in its own way"),
-        ((Loading(is_fed=True, epochs=3, has_optimizer=True),), "gave no batch; is its dataset"),
+        (
+            (Loading(is_fed=True, epochs=3, has_optimizer=True),),
+            "a DataLoader was read and gave no batch; is its dataset",
+        ),
         ((Loading(optimizer_steps=9, made="train.py:7"),), "made at train.py:7 was never read"),
         ((Loading(is_fed=True, optimizer_steps=9, made="a.py:1"),), "made at a.py:1 was never"),
         # A loader of torch's class that is read is nearer than one that is not.

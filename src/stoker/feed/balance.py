@@ -52,6 +52,7 @@ from torch.utils.data import (
 
 from stoker.errors import FeedError
 from stoker.feed.dealt_steps import DealtSteps
+from stoker.units import with_article
 
 # Classes of cost for each doubling of the bytes: one is 1.1% more than the one before.
 _CLASSES_PER_DOUBLING = 64
@@ -825,15 +826,15 @@ def _why_unseen(sampler: object) -> str:
     if _is_kind(sampler, "accelerate.data_loader", "SkipBatchSampler"):
         return _SKIPS
     if kind.__iter__ is not BatchSampler.__iter__:  # type: ignore[attr-defined]
-        its = f"its batch_sampler, a {kind.__name__}, is not torch's BatchSampler"
+        its = f"its batch_sampler, {with_article(kind.__name__)}, is not torch's BatchSampler"
         return its + _NOT_SEEN + _SEEN
     of_rank = _inner(sampler)
     if isinstance(of_rank, SequentialSampler) or not getattr(of_rank, "shuffle", True):
         return _IN_ORDER
     kind = type(of_rank)
     if kind.__iter__ is not DistributedSampler.__iter__:  # type: ignore[attr-defined]
-        its = f"its sampler, a {kind.__name__}, is not torch's DistributedSampler{_NOT_SEEN}"
-        return its + _advice_on(kind)
+        its = f"its sampler, {with_article(kind.__name__)}, is not torch's DistributedSampler"
+        return its + _NOT_SEEN + _advice_on(kind)
     return ""
 
 
@@ -845,7 +846,7 @@ def _why_together(of_all: object) -> str:
     """
     kind = type(of_all)
     if kind.__iter__ is not BatchSampler.__iter__:  # type: ignore[attr-defined]
-        return f"its batch_sampler, a {kind.__name__}{_TOGETHER}"
+        return f"its batch_sampler, {with_article(kind.__name__)}{_TOGETHER}"
     sampler = _inner(of_all)
     if isinstance(sampler, SequentialSampler):
         return _IN_ORDER
@@ -853,7 +854,7 @@ def _why_together(of_all: object) -> str:
     is_random = any(kind.__iter__ is one.__iter__ for one in _RANDOM)  # type: ignore[attr-defined]
     if is_random or any(_is_kind(sampler, *names) for names in _RANDOM_OF_LIBRARIES):
         return ""
-    return f"its sampler, a {kind.__name__}{_TOGETHER}"
+    return f"its sampler, {with_article(kind.__name__)}{_TOGETHER}"
 
 
 def _advice_on(kind: type) -> str:

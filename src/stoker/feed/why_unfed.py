@@ -606,7 +606,7 @@ def never_read(place: str) -> WhyUnfed:
 def empty_loader() -> WhyUnfed:
     return WhyUnfed(
         cause=Cause.EMPTY,
-        what="a loader of stoker's was read and gave no batch",
+        what="a DataLoader was read and gave no batch",
         fix="is its dataset empty?",
     )
 

@@ -174,8 +174,12 @@ def describe_windows(strips: Sequence[Strip]) -> str:
         if strip.timeline.numbers:
             shown = strip.timeline.window(seconds)
             first = strip.timeline.numbers[strip.timeline.steps.index(shown[0])]
-            text = f"steps {whole(first)} to {whole(first + len(shown) - 1)}"
-            text += f" of {whole(strip.timeline.total)}, from the middle of the run"
+            text = f"step {whole(first)}"
+            if len(shown) > 1:
+                text = f"steps {whole(first)} to {whole(first + len(shown) - 1)}"
+            text += f" of {whole(strip.timeline.total)}"
+            if len(shown) < strip.timeline.total:
+                text += ", from the middle of the run"
         sentences.append(f"{strip.name}: {text}.")
     return " ".join(sentences)
 
