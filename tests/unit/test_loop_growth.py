@@ -415,6 +415,17 @@ def test_the_latest_batch_is_no_array_that_becomes_longer():
         assert watched(keep) == []
 
 
+def test_what_is_there_at_the_end_alone_has_not_become_longer():
+    def end_of(watch: LoopWatch, batch: torch.Tensor) -> Any:
+        return watch.result(STEPS)
+
+    used = itertools.count(0, MB)
+    watch = LoopWatch(used=lambda: next(used), clock=iter(range(10**6)).__next__)
+    for number in range(STEPS):
+        watch.look(number)
+    assert end_of(watch, torch.zeros(10 * MB)).kept == ()
+
+
 @dataclass
 class StepResult:
     loss: torch.Tensor

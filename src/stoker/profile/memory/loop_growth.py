@@ -48,6 +48,7 @@ _LEAST_STEPS = 8
 # Of what a step adds: each copy is longer, so that glibc takes ten times as much for a while.
 _LEAST_JOINED = 0.05
 _LONGER = 1.2
+_LEAST_SIZES = 3
 # Of what a step adds, for numbers, texts and lists of them.
 _LEAST_PLAIN = 0.3
 _SHORT = 4
@@ -247,8 +248,11 @@ class LoopWatch:
     def _joined(self, least_bytes: float) -> Iterator[KeptObjects]:
         """Yields tensors and arrays that are longer than before, as after `torch.cat`."""
         for name, array in _arrays().items():
-            sizes = [seen.get(name, 0) for seen in self._arrays]
+            sizes = [seen[name] for seen in self._arrays if name in seen]
             sizes.append(array.num_bytes)
+            if len(sizes) < _LEAST_SIZES:
+                # A variable of another function, which was not there before.
+                continue
             longer = sizes[-1] - sizes[0]
             is_longer = longer >= least_bytes and sizes[-1] > _LONGER * sizes[0]
             # Batches of other lengths come and go, and so do variables.
