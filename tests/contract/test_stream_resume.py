@@ -395,6 +395,46 @@ def test_an_iterator_that_a_stream_without_workers_keeps_is_said(capfd):
     taken(iter(other))
     taken(iter(other))
     assert "dataset.files is an iterator that has not ended" in capfd.readouterr().err
+    again = built(Cycling(), {})
+    iterator = iter(other)
+    next(iterator)
+    again.load_state_dict(other.state_dict())
+    with pytest.raises(FeedError, match=r"dataset\.files is an iterator that has not ended"):
+        iter(again)
+
+
+class Buffered(Divided):
+    """Each epoch begins with the buffer of the last one, which is too large for a state."""
+
+    def __init__(self, length: int = 30) -> None:
+        super().__init__(length)
+        self.buffer = np.arange(100_000.0)
+
+    def __iter__(self) -> Iterator[dict[str, object]]:
+        np.random.shuffle(self.buffer)
+        for sample in super().__iter__():
+            yield {**sample, "first": self.buffer[0]}
+
+
+@pytest.mark.parametrize("options", [LOADERS["inline"], LOADERS["persistent"]], ids=["0", "2"])
+def test_what_is_too_large_for_a_state_is_said_where_states_are_saved(options, capfd):
+    words = "dataset.buffer, an array of 0.8 MB, changes in each epoch"
+    loader = built(Buffered(), options)
+    for _ in range(3):
+        taken(iter(loader))
+    assert "stream_state_refused" not in capfd.readouterr().err
+    # From here on it asks for states: two epochs' beginnings are compared.
+    for _ in range(2):
+        state = loader.state_dict()
+        taken(iter(loader))
+    loader.state_dict()
+    assert capfd.readouterr().err.count(words) == 1
+    again = built(Buffered(), options)
+    again.load_state_dict(state)
+    for _ in range(2):
+        taken(iter(again))
+    again.state_dict()
+    assert capfd.readouterr().err.count(words) == 1
 
 
 class Sharing(Divided):

@@ -10,8 +10,10 @@ import hashlib
 import io
 import itertools
 import lzma
+import os
 import queue
 import random
+import sqlite3
 import uuid
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator
@@ -298,6 +300,12 @@ class OfContainers(Stream):
         self.words: dict[str, Any] = {"a": Counter(), "b": OrderedDict(c=1, d=2)}
         self.names = np.array(["a", "b", "c"])
         self.days = np.array(["2026-11-28"], dtype="datetime64[D]")
+        self.rows = np.zeros((2, 2), dtype=np.dtype([("at", "i4"), ("w", "f8", 2)], align=True))
+        self.things = np.array([["a", 1], [None, 2.5]], dtype=object)
+        self.pairs = np.empty(3, dtype=object)
+        self.pairs[:] = [("a", 1), Path("b"), 3]
+        # More parts than one of other lists may have.
+        self.mixed = [None, *((n, "x") for n in range(9000))]
 
     def __iter__(self) -> Iterator[object]:
         list.append(self.files, f"{len(self.files)}")
@@ -311,9 +319,15 @@ class OfContainers(Stream):
         self.words["b"].move_to_end(next(iter(self.words["b"])))
         self.names = np.roll(self.names, 1)
         self.days += 1
+        self.rows["at"][0, 1] += 1
+        self.things[1] = self.things[0, ::-1].copy()
+        self.pairs = np.roll(self.pairs, 1)
+        self.mixed[self.mixed.index(None) + 1] = (0, str(self.rows["at"][0, 1]))
         yield list(self.files), dict(self.counts), list(self.waiting), sorted(self.ids)
         yield [part.number for part in self.parts], self.seen, self.words
         yield self.names.tolist(), str(self.days), type(self.files), self.waiting.maxlen
+        yield str(self.rows), self.rows.dtype, self.things.tolist(), self.pairs.tolist()
+        yield [*self.mixed]
 
 
 class OfPlaces(Stream):
@@ -509,6 +523,42 @@ def test_rows_that_are_read_on_from_a_file_are_noticed(rows_of):
         for _ in rows:
             pass
         assert not live_iterator_in(roots)
+
+
+def test_rows_of_a_cursor_are_noticed():
+    connection = sqlite3.connect(":memory:")
+    with contextlib.closing(connection):
+        rows = connection.execute("values (1), (2), (3)")
+        roots = {"dataset": Keeping(rows)}
+        next(rows)
+        assert live_iterator_in(roots) == "dataset.kept"
+        for _ in rows:
+            pass
+        assert not live_iterator_in(roots)
+
+
+def test_a_folder_that_is_read_on_is_noticed(tmp_path):
+    with os.scandir(tmp_path) as entries:
+        assert live_iterator_in({"dataset": Keeping(entries)}) == "dataset.kept"
+
+
+def test_a_counter_that_has_not_changed_is_put_nowhere():
+    stream = Keeping(Counter(a=1, b=2))
+    roots = {"dataset": stream}
+    since = values_of(roots)
+    assert changed_values(roots, since=since) == {}
+    with as_changed(roots, {}, since=since):
+        assert stream.kept == Counter(a=1, b=2)
+
+
+def test_a_dictionary_of_more_parts_than_a_state_may_have_is_said():
+    kept = Counter({Path(str(number)): 0 for number in range(5000)})
+    roots = {"dataset": Keeping(kept)}
+    since = values_of(roots)
+    assert not unkept(roots, since=since)
+    kept[Path("3")] += 1
+    assert changed_values(roots, since=since) == {}
+    assert "dataset.kept has changed" in unkept(roots, since=since)
 
 
 @pytest.mark.parametrize("opened", [gzip.open, bz2.open, lzma.open])

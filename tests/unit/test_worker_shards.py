@@ -192,6 +192,51 @@ def test_states_are_told_once_an_epoch_and_by_streams_that_persist_only(start):
     assert not any(worker.make(position).state for position in range(4))
 
 
+class Buffered(Draws):
+    """Each epoch begins with the buffer of the last one, which is too large for a state."""
+
+    def __init__(self):
+        super().__init__()
+        self.buffer = np.zeros(100_000)
+
+    def __iter__(self):
+        self.buffer += 1
+        self.salt = int(self.buffer[0])
+        return super().__iter__()
+
+
+def test_what_no_state_has_is_said_once_the_script_asks_for_states(start, monkeypatch):
+    def epoch(worker, number, **given):
+        answers = [
+            worker.make(position, epoch_id=number, persists=True, epochs_before=number, **given)
+            for position in range(3)
+        ]
+        owns = [answer.own_state for answer in answers if isinstance(answer, Batch)]
+        return [own.why_unused for own in owns if own is not None]
+
+    worker = start(Buffered())
+    assert epoch(worker, 0, is_saved=True) == []
+    (why,) = epoch(worker, 1, is_saved=True)
+    assert "dataset.buffer, an array of 0.8 MB, changes in each epoch" in why
+    # Others pay nothing.
+    monkeypatch.setattr("stoker.feed.compared_values.holders_in", None)
+    worker = start(Buffered())
+    assert [epoch(worker, number) for number in range(3)] == [[], [], []]
+
+
+def test_an_error_names_what_of_the_epochs_before_no_state_has(start):
+    given = {"persists": True, "epochs_before": 1}
+    worker = start(Buffered())
+    epochs(worker, range(1))
+    first = worker.make(0, epoch_id=1, **given)
+    given |= {"state": first.state, "made": 1, "digest": first.digest}
+    again = start(Buffered())
+    answer = again.make(1, epoch_id=1, is_saved=True, **given)
+    error = unpack_error(answer.error)
+    assert isinstance(error, FeedError)
+    assert "no state has: dataset.buffer, an array of 0.8 MB, changes in each epoch" in error.what
+
+
 def vars_of(answer):
     assert not isinstance(answer, Error)
     return type(answer), getattr(answer, "digest", None), answer.state

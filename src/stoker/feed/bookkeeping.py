@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
     from stoker.feed.balance import CostsState, RankGroup, SampleCosts
+    from stoker.feed.compared_values import ComparedValues
 
 _MAX_FORMER = 100
 _MAX_REASONS = 3
@@ -275,7 +276,8 @@ class LoaderBooks:
         bad: Its bad samples, if these are skipped or replaced.
         seeding: Of the run whose state was loaded; None: none was.
         own_seconds: What the last state of a stream's dataset took; see StreamProgress.
-        said_own_refused: The script knows that a dataset's own states are not used.
+        said_refused: What the script knows of why a dataset's states are not used, or lack: by the
+            words before the colon.
         rank_datasets: Of the ranks whose shards a loaded state has, if the run had other ranks.
         values: Those of a stream's dataset before its first epoch here; see `kept_values`.
         set_at_start: What the script had set in the dataset when persistent workers were started.
@@ -283,6 +285,8 @@ class LoaderBooks:
             again; see `shared_values`. None: not known.
         is_start_loaded: It is of a loaded state, and workers are to be started with it.
         said_unwatched: It knows that samples which hang are not found.
+        is_saved: The script asks for its states, or has loaded one.
+        compared: What a stream in the script's process changes that no state has.
     """
 
     number: int
@@ -299,13 +303,15 @@ class LoaderBooks:
     bad: BadSamples | None = None
     seeding: str | None = None
     own_seconds: float = 0.0
-    said_own_refused: bool = False
+    said_refused: set[str] = field(default_factory=set)
     rank_datasets: object = None
     values: Mapping[str, object] | None = None
     set_at_start: Mapping[str, object] | None = None
     shared: list[Mapping[str, object] | None] = field(default_factory=list)
     is_start_loaded: bool = False
     said_unwatched: bool = False
+    is_saved: bool = False
+    compared: "ComparedValues | None" = None
     life: LoaderLife = field(default_factory=LoaderLife)
 
     def pending_state(self) -> LoaderState | None:

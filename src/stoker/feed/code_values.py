@@ -8,6 +8,7 @@ import dis
 import functools
 from collections import deque
 from collections.abc import Iterable, Iterator
+from contextvars import ContextVar
 from types import CodeType, FunctionType
 from typing import NamedTuple
 
@@ -39,7 +40,8 @@ def code_parts(objects: Iterable[object]) -> list[CodePart]:
     """Returns what the functions of objects' classes, and those that they call, keep.
 
     In a worker all globals of these that can be changed in place. In the script's process its loop
-    may change such ones, too: of them only what a function sets by a `global` statement.
+    may change such ones, too: of them only what a function sets by a `global` statement, and
+    context variables.
 
     Args:
         objects: What a dataset refers to, with its classes.
@@ -108,10 +110,9 @@ def _globals_of(
     module_globals = function.__globals__
     for name in _globals_set(function.__code__):
         yield _path_of(module_globals), module_globals, name
-    if not is_worker:
-        return
     for holder, name, value in _read_by(function):
-        if type(value) in _CONTAINERS or content_of(value) is not None:
+        is_container = type(value) in _CONTAINERS or content_of(value) is not None
+        if type(value) is ContextVar or (is_worker and is_container):
             yield _path_of(holder), holder, name
 
 

@@ -28,6 +28,7 @@ from stoker.errors import FeedError
 from stoker.feed.bad_samples import BadSamples, ListedBatch
 from stoker.feed.bookkeeping import TrainerProcess
 from stoker.feed.changes import making
+from stoker.feed.compared_values import ComparedValues
 from stoker.feed.data_worker import hide_worker, is_worker
 from stoker.feed.foreign_loaders import reach_of
 from stoker.feed.kept_values import KeptValues
@@ -51,7 +52,13 @@ from stoker.feed.timeline import Steps
 from stoker.feed.tolerance import OnError, ToleratedBatch, TorchsFetcher, tolerate
 from stoker.feed.wire.dataset import DatasetSpec, StartMethod
 from stoker.feed.wire.protocol import BadSample, OwnState
-from stoker.feed.workers.torch_streams import InlineStream, OfShard, StreamInit, resumed_streams
+from stoker.feed.workers.torch_streams import (
+    IndexToSave,
+    InlineStream,
+    OfShard,
+    StreamInit,
+    resumed_streams,
+)
 from stoker.logs import EventName, Log
 from stoker.pending_error import PendingError
 
@@ -132,6 +139,18 @@ class Epoch:
     def values_at_first(self, loader: "DataLoader[object]") -> KeptValues:
         """Returns the values of a stream's parts before its first epoch in this process."""
         return values_before(loader, self._books)
+
+    @property
+    def is_saved(self) -> bool:
+        """Whether the script asks for states."""
+        return self._books.is_saved
+
+    def compared(self) -> ComparedValues:
+        """Returns what a stream here is compared with."""
+        books = self._books
+        books.compared = books.compared or ComparedValues()
+        books.compared.is_asked = books.is_saved
+        return books.compared
 
     def say_resumed(self, stream: StreamProgress) -> None:
         """Says how long it took to make a stream's batches again, once its first one is there."""
@@ -642,7 +661,11 @@ class SingleProcessIterator(CountedIterator, _SingleProcessDataLoaderIter):  # t
         is_resumed = order.position.resumed is not None
         streamed = cast("DataLoader[object]", loader)
         inline = InlineStream(
-            streamed, progress, values_at_first=self._epoch.values_at_first(streamed)
+            streamed,
+            progress,
+            values_at_first=self._epoch.values_at_first(streamed),
+            compared=self._epoch.compared(),
+            epochs_before=self._epoch.number,
         )
         shard = progress.shards[0]
         before = shard.own_before(shard.num_made)
@@ -650,6 +673,7 @@ class SingleProcessIterator(CountedIterator, _SingleProcessDataLoaderIter):  # t
             inline.note_own()
             if self._epoch.number:
                 inline.note_unkept()
+        inline.note_compared()
         # Seeds are drawn again, too, as when the epoch began; an earlier version did not keep that.
         order.keeps_draws = is_resumed and not progress.own_made
         with inline.begin(is_resumed=order.keeps_draws), _MakingHere():
@@ -790,7 +814,9 @@ class MultiProcessingIterator(CountedIterator, _MultiProcessingDataLoaderIter): 
         )
         return StreamInit(
             spec,
-            resumed=resumed_streams(progress, persists=self._persistent_workers),
+            resumed=resumed_streams(
+                progress, persists=self._persistent_workers, is_saved=self._epoch.is_saved
+            ),
             turns=tuple(shard.turns for shard in progress.shards),
         )
 
@@ -826,6 +852,12 @@ class MultiProcessingIterator(CountedIterator, _MultiProcessingDataLoaderIter): 
         )
         following.follow(progress, num_asked=self._num_asked)
         return following
+
+    def _next_index(self) -> object:
+        index = super()._next_index()
+        if self._epoch.stream is None or not self._epoch.is_saved:
+            return index
+        return IndexToSave(index)
 
     def _try_put_index(self) -> None:
         number = self._send_idx

@@ -80,7 +80,8 @@ _CONTENT = "[]"
 # Numbers that mean something in one process alone.
 _HANDLE = re.compile(r"(^|_)(fd|fileno|handle|pid|port|sock|socket)s?(_|$)", re.IGNORECASE)
 
-_UNKEPT = (
+# What it is, in words, is put in.
+UNKEPT = (
     "the dataset keeps something from epoch to epoch that no state has: {}; a run that resumes "
     "begins with it as the dataset is built: make it anew in each __iter__, or give the loader "
     "workers that do not persist"
@@ -99,6 +100,7 @@ class _Mark(Enum):
     OTHER = "it is not plain"
     MISSING = "it is not there"
     UNCHANGED = "it has not changed, or cannot be kept"
+    UNPACKED = "it has changed, and has too many parts for a state"
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +143,7 @@ class _Unkeepable:
 
 
 @dataclass(frozen=True, slots=True)
-class _Holder:
+class Holder:
     """An object, a dictionary, a class or a function with variables, whose values may be kept.
 
     Attributes:
@@ -217,7 +219,7 @@ def values_of(roots: Mapping[str, object]) -> KeptValues:
         roots: Its dataset and collate function, by name. Not followed into torch's classes.
     """
     values: dict[str, object] = {}
-    for holder in _holders_in(roots):
+    for holder in holders_in(roots):
         values[holder.path_of("")] = _Object(holder.value)
         for name, value in holder.values.items():
             values[holder.path_of(name)] = copied(value)
@@ -233,7 +235,7 @@ def changed_values(roots: Mapping[str, object], *, since: KeptValues) -> KeptVal
     """
     changed: dict[str, object] = {}
     left_bytes = MAX_BYTES
-    for holder in _holders_in(roots, since=since):
+    for holder in holders_in(roots, since=since):
         for name, change in holder.changes(since):
             if _is_long(change):
                 continue
@@ -245,7 +247,7 @@ def changed_values(roots: Mapping[str, object], *, since: KeptValues) -> KeptVal
 
 def live_iterator_in(roots: Mapping[str, object]) -> str:
     """Returns the path of an iterator that a dataset keeps and that has not ended; empty: none."""
-    for holder in _holders_in(roots):
+    for holder in holders_in(roots):
         for name, value in holder.named.items():
             if any(map(is_live_iterator, _with_items(value))):
                 return holder.path_of(name)
@@ -268,24 +270,25 @@ def unkept(roots: Mapping[str, object], *, since: KeptValues, has_iterators: boo
     """
     path = live_iterator_in(roots) if has_iterators else ""
     if path:
-        return _UNKEPT.format(f"{path} is an iterator that has not ended")
+        return UNKEPT.format(f"{path} is an iterator that has not ended")
     num_changed = 0
-    for holder in _holders_in(roots, since=since):
+    for holder in holders_in(roots, since=since):
         lost = _lost_in(holder, since)
         if lost:
-            return _UNKEPT.format(lost)
+            return UNKEPT.format(lost)
         for name, change in holder.changes(since):
             # A dictionary that grows is a cache.
             if _is_long(change) and type(holder.values[name]) is not dict:
-                what = f"{holder.path_of(name)} has changed, and has {num_bytes(change):,} bytes"
-                return _UNKEPT.format(what)
+                size = num_bytes(holder.values[name] if change is _Mark.UNPACKED else change)
+                what = f"{holder.path_of(name)} has changed, and has {size:,} bytes"
+                return UNKEPT.format(what)
             num_changed += 1
     if num_changed > _MAX_CHANGED:
-        return _UNKEPT.format(f"{num_changed} values of it have changed, more than {_MAX_CHANGED}")
+        return UNKEPT.format(f"{num_changed} values of it have changed, more than {_MAX_CHANGED}")
     return ""
 
 
-def _lost_in(holder: _Holder, since: KeptValues) -> str:
+def _lost_in(holder: Holder, since: KeptValues) -> str:
     """Returns what of a holder has changed that no state can hold; empty: nothing."""
     if holder.is_librarys:
         return ""
@@ -309,7 +312,7 @@ def set_values(roots: Mapping[str, object], values: KeptValues, *, since: KeptVa
     """
     if not values:
         return
-    for holder in list(_holders_in(roots, since=since)):
+    for holder in list(holders_in(roots, since=since)):
         for name, change in _of_holder(holder, values):
             value = _whole(change, since.get(holder.path_of(name)), since)
             current = holder.values.get(name)
@@ -345,7 +348,7 @@ def as_changed(
         since: The values before the script set any.
     """
     with contextlib.ExitStack() as undo:
-        for holder in list(_holders_in(roots, since=since)):
+        for holder in list(holders_in(roots, since=since)):
             # What the script has set since then, and what it had set then.
             names = dict.fromkeys([name for name, _ in holder.changes(since)])
             names |= dict.fromkeys([name for name, _ in _of_holder(holder, changes)])
@@ -357,7 +360,7 @@ def as_changed(
         yield
 
 
-def _put_meanwhile(holder: _Holder, name: str, wanted: object, undo: contextlib.ExitStack) -> None:
+def _put_meanwhile(holder: Holder, name: str, wanted: object, undo: contextlib.ExitStack) -> None:
     current = holder.itself(name)
     if is_text_of_place(wanted) or isinstance(wanted, _Mark) or isinstance(current, _Mark):
         return
@@ -381,9 +384,7 @@ def _itself(value: object) -> object:
     return value.value if isinstance(value, ValueObject | _Object) else value
 
 
-def _holders_in(
-    roots: Mapping[str, object], *, since: KeptValues | None = None
-) -> Iterator[_Holder]:
+def holders_in(roots: Mapping[str, object], *, since: KeptValues | None = None) -> Iterator[Holder]:
     """Yields the holders of a dataset's values, nearest first.
 
     Args:
@@ -418,14 +419,14 @@ def _holders_in(
         yield holder
     for part in code_parts([one.value for one in within_reach]):
         forms = _kept_forms(part.named, is_librarys=False)
-        yield _Holder(part.path, part.holder, part.named, forms, {}, False, False)
+        yield Holder(part.path, part.holder, part.named, forms, {}, False, False)
 
 
-def _holder(path: str, value: object, *, is_librarys: bool, is_whole: bool) -> _Holder:
+def _holder(path: str, value: object, *, is_librarys: bool, is_whole: bool) -> Holder:
     slots = {} if isinstance(value, type) else _users_slots(value)
     named = dict(_named_values(value, slots))
     forms = _kept_forms(named, is_librarys=is_librarys)
-    return _Holder(path, value, named, forms, slots, is_librarys, is_whole)
+    return Holder(path, value, named, forms, slots, is_librarys, is_whole)
 
 
 class _FirstPlaces:
@@ -553,7 +554,7 @@ def _cells(holder: object) -> dict[str, CellType]:
     return dict(zip(holder.__code__.co_freevars, holder.__closure__, strict=True))
 
 
-def _of_holder(holder: _Holder, values: KeptValues) -> Iterator[tuple[str, object]]:
+def _of_holder(holder: Holder, values: KeptValues) -> Iterator[tuple[str, object]]:
     """Yields the changes of one holder by name, also of attributes that it does not have yet."""
     start = holder.path_of("")
     for path, change in values.items():
@@ -610,7 +611,7 @@ def _change(name: str, before: object, now: object) -> object:
             # Of long texts it is shorter than these.
             return {_ORDER: order}
     change = packed(now)
-    return change if is_packable(change) else _Mark.UNCHANGED
+    return change if is_packable(change) else _Mark.UNPACKED
 
 
 def _arguments_of(now: ValueObject, before: object) -> object:
@@ -641,6 +642,8 @@ def _order_of(before: Sequence[object], now: Sequence[object]) -> _Places | None
 
 
 def _is_long(change: object) -> bool:
+    if change is _Mark.UNPACKED:
+        return True
     order = change.get(_ORDER) if isinstance(change, dict) else None
     return is_long(order if isinstance(order, np.ndarray) else change)
 

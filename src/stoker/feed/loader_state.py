@@ -264,6 +264,7 @@ def state_of(
     books = process.known_books(loader)
     if books is None:
         return _state(loader, process, parts, LoaderBooks(0), now)
+    books.is_saved = True
     position = books.position
     loaded = books.pending_state()
     if loaded is not None:
@@ -301,7 +302,10 @@ def _add_inline(
     since = values_before(loader, books)
     values = changed_values(roots, since=since)
     state["inline_random"] = tensor_of(states_here(roots, values=values))
-    say_unused(books, process, why=unkept(roots, since=since, has_iterators=True))
+    why = unkept(roots, since=since, has_iterators=True)
+    if books.compared is not None:
+        why = why or books.compared.last_words
+    say_unused(books, process, why=why)
 
 
 def _unasked(dataset: object) -> str:
@@ -385,9 +389,10 @@ def say_unused(books: LoaderBooks, process: TrainerProcess, *, why: str) -> None
         process: This process.
         why: Empty: nothing is said.
     """
-    if not why or books.said_own_refused:
+    kind = why.partition(":")[0]
+    if not why or kind in books.said_refused:
         return
-    books.said_own_refused = True
+    books.said_refused.add(kind)
     settings = process.settings
     log = Log(run=settings.run_id, host=settings.host)
     log.event(EventName.STREAM_STATE_REFUSED, rank=settings.rank, text=why)
@@ -473,6 +478,7 @@ def load(
     if stream is not None and has_other_ranks(stream):
         books.rank_datasets = datasets_of(stream, dataset_of)
     books.loaded = copy.deepcopy(given)
+    books.is_saved = True
     # Persistent workers are elsewhere in another epoch, and are replaced.
     loader._iterator = None
     _resume_seeding(loader, process, given)

@@ -8,6 +8,7 @@ States have no paths, no sets within others, and no arrays of texts and dates: t
 which `unpacked` makes values again.
 """
 
+import ast
 import bz2
 import csv
 import gc
@@ -19,6 +20,7 @@ import operator
 import os
 import queue
 import random
+import sys
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path, PosixPath, PurePath, PurePosixPath
@@ -39,6 +41,8 @@ MAX_BYTES = 512 << 10
 _MAX_NESTED_BYTES = 64 << 10
 _MAX_PARTS = 8192
 _MAX_DEPTH = 4
+# Of an array of objects: a path has three parts in a state.
+_MAX_OBJECTS = _MAX_PARTS // 4
 
 _ATOMS = (type(None), bool, int, float, complex, str, bytes)
 _DICTS = (dict, OrderedDict, defaultdict, Counter)
@@ -115,9 +119,9 @@ def is_plain(value: object) -> bool:
     return _is_nested(value, 1, _budget())
 
 
-def _budget() -> Iterator[int]:
+def _budget(count: int = _MAX_PARTS) -> Iterator[int]:
     """Returns an iterator over as many parts as a nested value may have."""
-    return iter(range(_MAX_PARTS))
+    return iter(range(count))
 
 
 def _is_item(item: object) -> bool:
@@ -151,16 +155,25 @@ def _is_nested(value: object, depth: int, budget: Iterator[int]) -> bool:
 
 
 def _is_plain_array(array: Array) -> bool:
-    if array.nbytes > MAX_BYTES or array.dtype.kind not in _NUMBERS + _OTHER_KINDS:
+    if array.dtype == object:
+        items = [*array.flat] if array.size <= _MAX_OBJECTS else [array]
+        return all(map(_is_item, items)) and _is_nested(items, 1, _budget(_MAX_OBJECTS))
+    is_record = array.dtype.names is not None and not array.dtype.hasobject
+    if not is_record and array.dtype.kind not in _NUMBERS + _OTHER_KINDS:
         return False
+    owner = owner_of(array)
+    # Others may see what lies in other memory: a file's, or another process's.
+    is_own = type(owner) is np.ndarray or isinstance(owner, bytes | bytearray)
+    return is_own and array.nbytes <= MAX_BYTES
+
+
+def owner_of(array: Array) -> object:
+    """Returns whose memory an array is of: another array, bytes, or something else."""
     owner: object = array
     while isinstance(owner, np.ndarray) and owner.base is not None:
         owner = owner.base
-    if isinstance(owner, memoryview):
-        # Of an array that was unpickled.
-        owner = owner.obj
-    # Others may see what lies in other memory: a file's, or another process's.
-    return type(owner) is np.ndarray or isinstance(owner, bytes | bytearray)
+    # Of an array that was unpickled.
+    return owner.obj if isinstance(owner, memoryview) else owner
 
 
 def _is_plain_tensor(tensor: torch.Tensor) -> bool:
@@ -189,7 +202,8 @@ def copied(value: object) -> object:
     if kind in _DICTS:
         entries = cast("dict[object, object]", value)
         copy = entries.copy()
-        copy.update((key, copied(entry)) for key, entry in entries.items())
+        # Of a Counter: its own method counts.
+        dict.update(copy, {key: copied(entry) for key, entry in entries.items()})
         return copy
     if isinstance(value, deque | set | bytearray):
         return value.copy()
@@ -206,6 +220,8 @@ def are_equal(one: object, other: object) -> bool:
         array = cast("Array", other)
         # Also of numbers that are not equal to themselves.
         is_alike = (one.dtype, one.shape) == (array.dtype, array.shape)
+        if one.dtype.hasobject:
+            return is_alike and _have_equal_items([*one.flat], [*array.flat])
         return is_alike and one.tobytes() == array.tobytes()
     if isinstance(one, torch.Tensor):
         tensor = cast("torch.Tensor", other)
@@ -231,6 +247,8 @@ def _have_equal_items(items: list[object], others: list[object]) -> bool:
 
 def num_bytes(value: object) -> int:
     """Returns about how many bytes a plain value takes in a state."""
+    if isinstance(value, np.ndarray) and value.dtype.hasobject:
+        return num_bytes([*value.flat])
     if isinstance(value, np.ndarray | np.generic | torch.Tensor):
         return int(value.nbytes)
     if isinstance(value, list | tuple | deque | set):
@@ -274,6 +292,11 @@ def _packed_part(value: object) -> object:
         return (_MARK + "path", str(value))
     if kind is PurePosixPath:
         return (_MARK + "pure path", str(value))
+    if isinstance(value, np.ndarray) and value.dtype.hasobject:
+        return (_MARK + "objects", list(value.shape), packed([*value.flat]))
+    if isinstance(value, np.ndarray) and value.dtype.names is not None:
+        described = np.lib.format.dtype_to_descr(value.dtype)
+        return (_MARK + "records", repr(described), list(value.shape), value.tobytes())
     if isinstance(value, np.ndarray) and value.dtype.kind in _OTHER_KINDS:
         return (_MARK + "array", value.dtype.str, list(value.shape), value.tobytes())
     if kind is set:
@@ -308,7 +331,22 @@ def _of_mark(name: str, parts: tuple[object, ...]) -> object:
     if name == "array":
         kind, shape, content = cast("tuple[str, list[int], bytes]", parts)
         return np.frombuffer(bytearray(content), np.dtype(kind)).reshape(shape)
+    if name == "records":
+        kind, shape, content = cast("tuple[str, list[int], bytes]", parts)
+        described = np.lib.format.descr_to_dtype(ast.literal_eval(kind))
+        return np.frombuffer(bytearray(content), described).reshape(shape)
+    if name == "objects":
+        shape, items = cast("tuple[list[int], list[object]]", parts)
+        return _array_of(cast("list[object]", unpacked(items)), shape)
     return _MAKERS[name](unpacked(parts[0]))
+
+
+def _array_of(items: list[object], shape: list[int]) -> object:
+    # Filled, as an array of tuples would get a further dimension.
+    array = np.empty(len(items), dtype=object)
+    for place, item in enumerate(items):
+        array[place] = item
+    return array.reshape(shape)
 
 
 def is_text_of_place(value: object) -> bool:
@@ -321,11 +359,11 @@ def is_packable(value: object) -> bool:
     # The longest ones.
     if type(value) is list and _are_atoms(value):
         return True
-    is_of_tuples = type(value) is list and set(map(type, value)) == {tuple}
-    if is_of_tuples and _are_atoms(
-        itertools.chain.from_iterable(cast("list[list[object]]", value))
-    ):
-        return True
+    if type(value) is list:
+        tuples = [item for item in value if type(item) is tuple]
+        is_of_both = set(map(type, value)) <= {tuple, *_ATOMS}
+        if is_of_both and _are_atoms(itertools.chain.from_iterable(tuples)):
+            return True
     return _is_nested(value, 0, _budget())
 
 
@@ -375,10 +413,15 @@ def fill(value: object, content: object) -> bool:
 
 
 def is_iterator(value: object) -> bool:
-    """Returns whether it is an iterator of Python's own: a generator, of a list, `map`, ..."""
+    """Returns whether it is an iterator of Python's own: a generator, of a list, `map`, ...
+
+    So are a cursor of sqlite3 and what `os.scandir` returns.
+    """
     if isinstance(value, (GeneratorType, *_ENDLESS, *_ITERATORS)):
         return True
-    return isinstance(value, Iterator) and type(value).__module__ == "builtins"
+    if not isinstance(value, Iterator):
+        return False
+    return type(value).__module__ == "builtins" or _is_cursor(value) or _is_of_folder(value)
 
 
 def is_live_iterator(value: object, depth: int = 0) -> bool:
@@ -386,6 +429,11 @@ def is_live_iterator(value: object, depth: int = 0) -> bool:
     if not is_iterator(value):
         # Rows and maps of a file go on where that is.
         return depth > 0 and is_half_read(value)
+    if _is_cursor(value):
+        # It forgets its statement with the last row.
+        return any(type(part).__name__ == "Statement" for part in gc.get_referents(value))
+    if _is_of_folder(value):
+        return True
     if isinstance(value, GeneratorType):
         return value.gi_frame is not None
     if isinstance(value, _ITERATORS):
@@ -395,6 +443,17 @@ def is_live_iterator(value: object, depth: int = 0) -> bool:
         return depth < _MAX_DEPTH and any(is_live_iterator(part, depth + 1) for part in parts)
     # Of lists, tuples, ranges, dictionaries and sets.
     return isinstance(value, _ENDLESS) or operator.length_hint(value) > 0
+
+
+def _is_cursor(value: object) -> bool:
+    sqlite = sys.modules.get("sqlite3")
+    return sqlite is not None and isinstance(value, cast("type", vars(sqlite)["Cursor"]))
+
+
+def _is_of_folder(value: object) -> bool:
+    kind = type(value)
+    # Of `os.scandir`: it does not show whether it has ended.
+    return (kind.__module__, kind.__name__) == ("posix", "ScandirIterator")
 
 
 def is_half_read(value: object) -> bool:

@@ -594,7 +594,13 @@ class StreamIterator(FeedIterator):
         self._noted = None
         self._note_shared_seed()
         epochs = self._note_stream_epochs(self._spec.streams)
-        self._divide = partial(_divide, num_shards=num_shards, resumed=resumed, epochs=epochs)
+        self._divide = partial(
+            _divide,
+            num_shards=num_shards,
+            resumed=resumed,
+            epochs=epochs,
+            is_saved=self._epoch.is_saved,
+        )
 
     def _skip_here(self, in_step: InStep, num_taken: int) -> None:
         position = self._epoch.order.position
@@ -639,6 +645,8 @@ def _divide(
     num_shards: int,
     resumed: StreamProgress | None,
     epochs: tuple[int, ...],
+    is_saved: bool,
 ) -> None:
     assert isinstance(schedule, ShardScheduler)
+    schedule.is_saved = is_saved
     schedule.divide(num_shards, resumed=resumed, epochs=epochs)

@@ -187,6 +187,7 @@ class ShardScheduler(Scheduler):
     Attributes:
         epochs_before: Epochs of the same processes, where they persist.
         epochs: Those of Hugging Face's streams in the dataset, in the epoch that `divide` began.
+        is_saved: The script asks for states.
         last_taken: Number of the batch that was delivered last, and the checksum of its shard's
             batches up to it.
     """
@@ -216,6 +217,7 @@ class ShardScheduler(Scheduler):
         self._is_complete = True
         self.epochs_before = 0
         self.epochs: tuple[int, ...] = ()
+        self.is_saved = False
         # The number that torch's loader would wait for next, and the shard whose turn it is then.
         self._received = self._turn = 0
         self.last_taken: tuple[int, int] | None = None
@@ -447,6 +449,7 @@ class ShardScheduler(Scheduler):
             own_state=before,
             own_seconds=self._own_seconds,
             origin=shard.origin,
+            is_saved=self.is_saved,
         )
 
     def next_check(self, now: float) -> float | None:

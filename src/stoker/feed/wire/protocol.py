@@ -38,7 +38,7 @@ from stoker.host.gpus import GpuState
 
 # To be raised with every change that an older peer would misread: of these messages, of a batch's
 # tree (codec), of what is pickled (dataset). tests/contract/test_wire_version.py pins them.
-PROTOCOL_VERSION = 12
+PROTOCOL_VERSION = 13
 
 # Shards of an iterable dataset: workers of one loader of one rank.
 MAX_SHARDS = 4096
@@ -499,6 +499,7 @@ class Stream(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             followed it is made again, and all only if that differs.
         own_seconds: What the dataset's last state took, in any process; infinite: it is not asked.
         origin: Of a shard of a rank of an earlier run: its dataset, seeds and worker id.
+        is_saved: The script asks for states, so what these do not have is looked for.
     """
 
     shard: Count
@@ -515,6 +516,7 @@ class Stream(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     own_state: OwnState | None = None
     own_seconds: float = 0.0
     origin: ShardOrigin | None = None
+    is_saved: bool = False
 
 
 class OfBatch(Message, frozen=True, kw_only=True):

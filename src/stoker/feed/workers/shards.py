@@ -14,6 +14,7 @@ from torch.utils.data.dataloader import _sharding_worker_init_fn
 from torch.utils.data.graph_settings import apply_random_seed
 
 from stoker.errors import FeedError, ProtocolError
+from stoker.feed.compared_values import ComparedValues
 from stoker.feed.data_worker import hide_worker
 from stoker.feed.kept_values import (
     KeptValues,
@@ -77,6 +78,8 @@ class ShardStream:
         self._spare: Spare | None = None
         self._spare_states = b""
         self._values_at_start: KeptValues = {}
+        # In workers of one epoch all is as it is built.
+        self._compared = ComparedValues()
         self._epochs = StreamEpochs(())
 
     def begin(self, epoch_id: int, resumed: Stream, index: object) -> None:
@@ -233,11 +236,27 @@ class ShardStream:
                 self._make_up_to(earlier.num_made, index)
         self._epochs_before = resumed.epochs_before
         self.state = self._state_before(resumed) if resumed.persists else b""
-        if resumed.persists and resumed.epochs_before:
-            self._own_states.note_unkept(unkept(self._roots(), since=self._values_at_start))
+        if resumed.persists:
+            self._note_unkept(resumed)
         self._own_states.begin()
         self._epochs.set(resumed.epochs)
         self._iterate(resumed)
+
+    def _note_unkept(self, resumed: Stream) -> None:
+        """Notes what the dataset keeps from the epochs before that no state has."""
+        self._compared.is_asked = resumed.is_saved
+        self._compared.changed(self._roots())
+        if resumed.epochs_before:
+            self._own_states.note_unkept(self._unkept())
+
+    def unkept(self) -> str:
+        """Returns what it keeps, or changes in this epoch, that no state has; empty: nothing."""
+        self._compared.changed(self._roots())
+        return self._unkept()
+
+    def _unkept(self) -> str:
+        why = unkept(self._roots(), since=self._values_at_start)
+        return why or self._compared.last_words
 
     def states(self) -> bytes:
         """Returns what a new process begins the next epoch with; empty: the epochs before it."""
@@ -325,6 +344,8 @@ class Fetches(Protocol):
 
     def make(self, index: object) -> object: ...
 
+    def unkept(self) -> str: ...
+
 
 class ShardReplay:
     """The checksum of a stream's batches, errors included, and making them again up to a place.
@@ -385,6 +406,10 @@ class ShardReplay:
 
     def _changed(self, how: str, resumed: Stream) -> FeedError:
         origin = resumed.origin
+        # In a first epoch all is as it was built.
+        unkept_words = resumed.epochs_before and self._stream.unkept()
+        if unkept_words:
+            how += f"; {unkept_words}"
         if origin is not None:
             how += (
                 f"; or dataset_of({origin.rank}, {origin.world_size}) returned another stream than "

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, _DatasetKind
 from torch.utils.data._utils import worker as torch_worker
 
 from stoker.errors import FeedError
+from stoker.feed.compared_values import ComparedValues
 from stoker.feed.kept_values import (
     KeptValues,
     changed_values,
@@ -56,7 +57,15 @@ class OfShard(NamedTuple):
     own_state: OwnState | None = None
 
 
-def resumed_streams(progress: StreamProgress, *, persists: bool) -> tuple[Stream, ...]:
+class IndexToSave(NamedTuple):
+    """The index of a batch whose script asks for states."""
+
+    of_batch: object
+
+
+def resumed_streams(
+    progress: StreamProgress, *, persists: bool, is_saved: bool = False
+) -> tuple[Stream, ...]:
     """Returns how the workers of an epoch begin, worker by worker."""
     count = len(progress.shards)
     return tuple(
@@ -75,6 +84,7 @@ def resumed_streams(progress: StreamProgress, *, persists: bool) -> tuple[Stream
             own_state=shard.own_before(shard.num_made),
             own_seconds=progress.own_seconds,
             origin=shard.origin,
+            is_saved=is_saved,
         )
         for number, shard in enumerate(progress.shards)
     )
@@ -162,6 +172,9 @@ class StreamFetcher:
         replay = self._replay
         resumed = self._resumed
         random = b""
+        is_saved = isinstance(index, IndexToSave)
+        if isinstance(index, IndexToSave):
+            index = index.of_batch
         if self._epoch_id:
             # Persistent: what an earlier process made is over.
             resumed = Stream(
@@ -171,6 +184,7 @@ class StreamFetcher:
                 persists=True,
                 epochs=self._epochs.read(),
                 epochs_before=resumed.epochs_before + self._epoch_id,
+                is_saved=is_saved,
             )
         stream.begin(self._epoch_id, resumed, index)
         if stream.position == 0 or stream.own is not None:
@@ -206,10 +220,26 @@ class InlineStream:
     """
 
     def __init__(
-        self, loader: "DataLoader[object]", progress: StreamProgress, *, values_at_first: KeptValues
+        self,
+        loader: "DataLoader[object]",
+        progress: StreamProgress,
+        *,
+        values_at_first: KeptValues,
+        compared: ComparedValues,
+        epochs_before: int,
     ) -> None:
-        """Args: values_at_first: The dataset's values before its first epoch in this process."""
+        """Begins with the first batch.
+
+        Args:
+            loader: Whose dataset it is.
+            progress: How far its epoch is.
+            values_at_first: The dataset's values before its first epoch in this process.
+            compared: What else of it is compared.
+            epochs_before: Of the loader.
+        """
         self._values_at_first = values_at_first
+        self._compared = compared
+        self._epochs_before = epochs_before
         self.fetcher: WorkerFetcher | None = None
         self.progress = progress
         self.position = 0
@@ -258,8 +288,20 @@ class InlineStream:
         """Notes what the dataset keeps in itself, from the epoch before, that no state has."""
         # One with a state has it there.
         if not self.progress.own_at_begin:
-            what = unkept(self._roots, since=self._values_at_first, has_iterators=True)
-            self._own_states.note_unkept(what)
+            self._own_states.note_unkept(self._unkept())
+
+    def note_compared(self) -> None:
+        """Notes what is compared with it as the epoch ends: in between the script may change it."""
+        self._compared.note(self._roots)
+
+    def unkept(self) -> str:
+        """Returns what it keeps, or changes in this epoch, that no state has; empty: nothing."""
+        self._compared.changed(self._roots)
+        return self._unkept()
+
+    def _unkept(self) -> str:
+        what = unkept(self._roots, since=self._values_at_first, has_iterators=True)
+        return what or self._compared.last_words
 
     def load_own_of_beginning(self) -> bool:
         """Sets the dataset's state as it was when the epoch began; False: there is none."""
@@ -317,7 +359,12 @@ class InlineStream:
     def _make_again(self, index: object) -> None:
         shard = self.progress.shards[0]
         resumed = Stream(
-            shard=0, num_shards=1, generation=0, made=shard.num_made, digest=shard.digest
+            shard=0,
+            num_shards=1,
+            generation=0,
+            made=shard.num_made,
+            digest=shard.digest,
+            epochs_before=self._epochs_before,
         )
         self._replay.up_to(shard.num_made, resumed=resumed, index=index)
 
@@ -330,6 +377,7 @@ class InlineStream:
         except StopIteration:
             self.position -= 1
             self.is_exhausted = True
+            self._compared.changed(self._roots)
             raise
 
     def fetch(self, index: object) -> object:
