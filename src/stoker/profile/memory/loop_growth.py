@@ -48,7 +48,8 @@ _LEAST_STEPS = 8
 # Of what a step adds: each copy is longer, so that glibc takes ten times as much for a while.
 _LEAST_JOINED = 0.05
 _LONGER = 1.2
-_LEAST_SIZES = 3
+# Of one that comes and goes, four are in order once in 24 times.
+_LEAST_SIZES = 4
 # Of what a step adds, for numbers, texts and lists of them.
 _LEAST_PLAIN = 0.3
 _SHORT = 4
@@ -122,7 +123,7 @@ class LoopWatch:
         if len(self._looks) == self._arrays_due:
             # Seldom: it takes some milliseconds.
             self._arrays.append({name: array.num_bytes for name, array in _arrays().items()})
-            self._arrays_due *= 2
+            self._arrays_due += self._arrays_due // 2
         if len(self._looks) == _LEAST_LOOKS:
             self._added = _sums_by_name(_LEAST_KEPT * (steps - self._began_at))
             self._arrays_at = steps
