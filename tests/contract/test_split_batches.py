@@ -210,6 +210,17 @@ def descriptors_of_parts():
 OFTEN = (0, 2, 3, 4, 5, 7)
 
 
+# With each collate function and share of lost parts among them, and with failures.
+OFTEN_SHARED = (1, 2, 3, 6)
+
+
+def seeds(often):
+    """Returns seeds of which some run always, the others with `make soak`."""
+    return [
+        pytest.param(seed, marks=() if seed in often else pytest.mark.soak) for seed in range(12)
+    ]
+
+
 @pytest.fixture(autouse=True)
 def _splits_short_batches(monkeypatch):
     monkeypatch.setattr(splitting, "MIN_SPLIT_SECONDS", 0.0)
@@ -217,10 +228,7 @@ def _splits_short_batches(monkeypatch):
     return
 
 
-@pytest.mark.parametrize(
-    "seed",
-    [pytest.param(seed, marks=() if seed in OFTEN else pytest.mark.soak) for seed in range(12)],
-)
+@pytest.mark.parametrize("seed", seeds(OFTEN))
 def test_a_batch_of_parts_is_the_batch_that_one_worker_makes(seed):
     chosen = random.Random(seed)
     dataset: Dataset[object] = Slow(
@@ -787,7 +795,7 @@ def test_samples_that_cannot_go_to_others_are_made_by_one_worker_to_the_end(monk
         assert not pool._open
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds((0, 1)))
 def test_heavy_tailed_costs_change_no_byte(seed, tmp_path):
     chosen = random.Random(seed)
 
@@ -927,7 +935,7 @@ def drawn_batch(chosen, *, seconds, has_failures):
     return dataset, collate, indices
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", seeds(OFTEN_SHARED))
 def test_a_batch_of_two_hosts_is_the_batch_that_one_worker_makes(seed):
     chosen = random.Random(seed)
     dataset, collate, indices = drawn_batch(chosen, seconds=0.003, has_failures=seed % 4 == 3)
@@ -972,7 +980,7 @@ def later_orders(number, indices, *, part_samples, first_elsewhere):
     return whole, shares, theirs
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", seeds(OFTEN_SHARED))
 def test_a_batch_that_others_help_with_once_it_is_begun_is_the_same(seed):
     chosen = random.Random(seed)
     dataset, collate, indices = drawn_batch(chosen, seconds=0.004, has_failures=seed % 4 == 3)
