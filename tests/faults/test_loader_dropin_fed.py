@@ -18,8 +18,8 @@ Found = dict[str, object]
 # Whose loaders have workers by the `workers` of the script: next to a host, the others are asked
 # for one mix.
 MIXED = [name for name in CLAIMS if name not in PINNED]
-# Where each mix of workers leaves the states of its loaders for the others.
-STATES = tempfile.TemporaryDirectory()
+# Where each mix of workers leaves the states of its loaders for the others, by seeding.
+STATES = {seeding: tempfile.TemporaryDirectory() for seeding in ("batch", "sample", "torch")}
 
 
 def found_by(lines: list[dict[str, object]]) -> Found:
@@ -28,7 +28,7 @@ def found_by(lines: list[dict[str, object]]) -> Found:
 
 @functools.cache
 def started(kind: str, workers: int, names: tuple[str, ...], seeding: str) -> Trainer:
-    given = {"kind": kind, "workers": workers, "only": list(names), "states": STATES.name}
+    given = {"kind": kind, "workers": workers, "only": list(names), "states": STATES[seeding].name}
     env = {"STOKER_FEED": json.dumps({"seeding": seeding})} if kind == "stoker" else {}
     return run_script(given, script=SCRIPT, env=env)
 
@@ -47,7 +47,7 @@ def asked(cluster: Cluster, names: list[str], *, local: int, seeding: str = "bat
         only=names,
         env={"STOKER_FEED": json.dumps(cluster.settings | {"seeding": seeding})},
         local=local,
-        states=STATES.name,
+        states=STATES[seeding].name,
     )
     return found_by(trainer.finish())
 
