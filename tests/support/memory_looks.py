@@ -25,7 +25,7 @@ from stoker.profile.memory import watch
 from stoker.profile.memory.loop_growth import LoopWatch
 from stoker.profile.memory.python_objects import held_objects
 from stoker.profile.memory.watch import MemoryWatch
-from stoker.profile.rank_results import AsIs, Quartiles, RankResult, WorkerGrowth
+from stoker.profile.rank_results import AsIs, BatchFacts, Quartiles, RankResult, WorkerGrowth
 from support import memory_script
 
 # What a worker makes in the share of a profile of 12 s, in which it looks at itself 24 times.
@@ -88,11 +88,12 @@ class LookedAt:
             seconds = time.monotonic() - self._began
             steps = self._steps - self._began_at
             if seconds >= float(self._asked.get("seconds", "1.2")) and steps >= LEAST_STEPS:
-                self._end(batch, seconds / steps)
+                self._end(batches.facts(batch), seconds / steps)
 
-    def _end(self, batch: torch.Tensor, step_seconds: float) -> None:
+    def _end(self, facts: BatchFacts, step_seconds: float) -> None:
+        # Without the batch: a variable of this frame, as of the script's, which the first looks at
+        # the loop did not see, would be one that has become longer.
         loader = self._loader
-        facts = batches.facts(batch)
         self.result = RankResult(
             rank=0,
             world_size=1,
@@ -124,7 +125,7 @@ class BatchClock:
 
 def watch_by_batches(source: TaskSource, until: float) -> WorkerGrowth | None:
     """Looks at a worker's memory as often as a profile on an idle machine, by batches."""
-    watch.time = BatchClock()
+    vars(watch)["time"] = BatchClock()
     return watch.watch_own_memory(source, until=len(source.indices))
 
 
