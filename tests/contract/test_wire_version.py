@@ -27,7 +27,7 @@ from stoker.feed.wire.codec import Tag
 PINNED = {
     "version": 13,
     "messages": "3a765abb6446b630",
-    "trees": "068c33ab6c255c3a",
+    "trees": "e632da7597c2c7e2",
     "pickles": "ee391fe0584ddb68",
 }
 
@@ -60,6 +60,11 @@ def values():
         "tensor with a gradient": torch.zeros(2, requires_grad=True),
         "tensor in another order with a gradient": torch.zeros(2, 3).t().requires_grad_(),
         "tensors of one memory": [image[0], image[0, 1:, 1:3, 2]],
+        "tensor with gaps": image[..., 1:4],
+        "tensor with gaps and a gradient": torch.zeros(2, 6)[:, 1::2].requires_grad_(),
+        "tensor at an odd place": image.view(-1)[3:],
+        "tensor of one row": image[0, 0, :, :1].t(),
+        "array with gaps": array[1:, ::-2],
         "rows that repeat": image[0, 0, 0].expand(3, 5),
         "views with a gradient": [leaf, leaf.t()],
         "arrays of one memory": [array, array[::-1, ::2]],

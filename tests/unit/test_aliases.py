@@ -78,7 +78,8 @@ def test_what_shares_memory_shares_it_again_and_is_sent_once(name):
     make, most = ALIASES[name]
     tensors = make(matrix())
     encoded, back = sent(tensors)
-    assert encoded.nbytes <= most + 16
+    # With its place in a line of the caches.
+    assert encoded.nbytes <= most + 64
     assert equal(tensors, back)
     # As where a batch is received into pinned memory.
     received = np.zeros(encoded.nbytes, dtype=np.uint8)
@@ -122,7 +123,7 @@ def test_what_shares_memory_in_a_workers_slot_is_not_copied(name):
         assert equal(mine, theirs)
 
 
-# Parts of one memory without a common element: each is sent as small as it is.
+# Parts of one memory without a common element: they are sent as small as they are.
 APART = {
     "halves": lambda x: (x[:3], x[3:]),
     "columns": lambda x: (x[:, :-1], x[:, -1]),
@@ -133,12 +134,12 @@ APART = {
 
 
 @pytest.mark.parametrize("name", APART)
-def test_parts_without_a_common_element_are_sent_apart(name):
+def test_parts_without_a_common_element_are_sent_once(name):
     tensors = APART[name](matrix())
     encoded, back = sent(tensors)
     assert encoded.nbytes <= 192 + 64 * len(tensors)
     assert equal(tensors, back)
-    assert all(each.is_contiguous() for each in back)
+    assert [each.stride() for each in back] == [each.stride() for each in tensors]
 
 
 @pytest.mark.parametrize(
@@ -157,7 +158,8 @@ def test_many_columns_of_a_large_matrix_are_sent_as_small_as_they_are():
     matrix = torch.arange(300_000.0).view(100, 3000)
     columns = [matrix[:, place] for place in range(0, 3000, 30)]
     encoded, back = sent(columns)
-    assert encoded.nbytes <= sum(column.nbytes + 64 for column in columns)
+    # Beyond what gaps of a batch may take, each number has one of its own size behind it.
+    assert encoded.nbytes <= 2 * sum(column.nbytes + 64 for column in columns)
     assert equal(tuple(columns), tuple(back))
 
 
@@ -199,20 +201,22 @@ def test_what_keeps_its_gaps_has_the_same_sums_and_few_more_bytes(name):
     assert back[0].strides[-1] < 0
 
 
-def test_a_sum_follows_from_gaps_so_without_them_it_may_be_another_one():
+def test_a_sum_follows_from_gaps_which_a_batch_keeps():
     drawn = torch.Generator().manual_seed(2)
     crops = [torch.rand(3, 64, 64, generator=drawn)[:, 5:45, 7:47] for _ in range(20)]
     _, back = sent(crops)
-    assert any(
-        float(one.sum()) != float(other.sum()) for one, other in zip(crops, back, strict=True)
-    )
+    sums = [float(crop.sum()) for crop in crops]
+    assert [float(crop.sum()) for crop in back] == sums
+    assert [float(crop.contiguous().sum()) for crop in crops] != sums
 
 
-def test_elements_that_share_memory_with_each_other_keep_no_gaps():
+def test_gaps_that_are_too_large_are_not_closed_where_that_would_change_sums():
+    # Elements that share memory with each other cannot have smaller gaps.
+    windows = torch.zeros(2, 1 << 25).unfold(1, 3, 1)[:, :2]
     with pytest.raises(ShippingError):
-        sent(
-            [torch.arange(20.0).unfold(0, 3, 1)[:, ::2].as_strided((4, 3), (1, 1))], keeps_gaps=True
-        )
+        sent([windows], keeps_gaps=True)
+    _, (back,) = sent([windows])
+    assert back.is_contiguous()
 
 
 def test_one_tensor_at_two_places_is_one_object():

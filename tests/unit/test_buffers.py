@@ -42,6 +42,16 @@ def test_no_view_is_overwritten_by_what_comes_later():
     assert [view.tolist() for view in views] == [[number] * 10 for number in range(100)]
 
 
+@pytest.mark.parametrize("size", [0, 1, 17, 1000, 65535, 65536, 300_000])
+def test_memory_of_a_batch_begins_with_a_line_of_the_caches_as_torchs_does(size):
+    pool = BufferPool()
+    taken = [pool.take(size) for _ in range(20)]
+    assert {array.ctypes.data % 64 for array in taken} == {0}
+    for number, array in enumerate(taken):
+        array[:] = number
+    assert [array.tolist() for array in taken] == [[number] * size for number in range(20)]
+
+
 def sent(value: object) -> tuple[bytes, Bytes1D]:
     encoded = encode(value, allow_pickle=True)
     payload = np.empty(encoded.nbytes, dtype=np.uint8)

@@ -218,7 +218,7 @@ LIES = [
     # A gradient of whole numbers.
     [3, "int64", [1], 0, [], True],
     *([3, "uint8", size, 0] for size in SIZES),
-    *([3, "uint8", [1], offset] for offset in (-64, 1)),
+    *([3, "float32", [1], offset] for offset in (-64, 2)),
     *([3, dtype, [1], 0] for dtype in ("load", "quint8")),
     *([4, dtype, [1], 0] for dtype in ("|O", "(9,9)i4", "<i3", "<f9")),
     *([4, "<i4", [26], 0], [4, "|S0", [1 << 40], 0], [5, "<i4", [1], 0], [6, 64, 100]),

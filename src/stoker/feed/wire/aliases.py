@@ -1,7 +1,10 @@
 """Which tensors and arrays of a batch share memory, and what of it they use.
 
 Only addresses are compared, once for each tensor. Those that share no element are sent apart, each
-as small as it is: the columns of one matrix, say. Those that do are views of one region again.
+as small as it is: a few columns of one matrix, say. Those that do, or that together fill it, are
+views of one region again.
+
+What is sent apart without its gaps gets them back where it is received (`SpreadLayout`).
 """
 
 import math
@@ -20,6 +23,9 @@ _MAX_COMPARED = 64
 _LINE = 64
 # But not where it is more than that many times what it is used for: of columns of a large matrix.
 _MAX_SPAN_FACTOR = 4
+# Memory with gaps may be as many times its values; beyond that a batch has so many bytes for it.
+_MAX_SPREAD_FACTOR = 4
+MAX_SPREAD_BYTES = 64 << 20
 
 
 class View(NamedTuple):
@@ -42,16 +48,15 @@ class View(NamedTuple):
     itemsize: int
 
     @property
-    def repeats(self) -> bool:
-        """Whether elements share memory with each other, as those of an expanded tensor."""
-        return 0 in self.strides and any(
-            stride == 0 and size > 1 for size, stride in zip(self.shape, self.strides, strict=True)
-        )
-
-    @property
     def nbytes(self) -> int:
         """Bytes of its elements, those that repeat as often as they do."""
         return math.prod(self.shape) * self.itemsize
+
+    @property
+    def nbytes_once(self) -> int:
+        """Bytes of its elements, those of an axis without a stride once."""
+        sizes = zip(self.shape, self.strides, strict=True)
+        return math.prod([size for size, stride in sizes if stride]) * self.itemsize
 
 
 @dataclass(slots=True, eq=False)
@@ -67,9 +72,15 @@ class Region:
     nbytes: int
     offset: int | None = None
 
-    @property
-    def gap(self) -> int:
-        """Bytes in front of it, so that it begins at as odd an address as here."""
+    def gap(self, base: int) -> int:
+        """Returns the bytes in front of it, so that it begins at as odd an address as here.
+
+        Args:
+            base: Where memory of one of its views begins: with a line, as in torch's workers.
+        """
+        gap = (self.begin - base) % _LINE
+        if gap % _ALIGNMENT == self.begin % _ALIGNMENT:
+            return gap
         return self.begin % _ALIGNMENT
 
     def copy(self, target: "np.ndarray[tuple[int], np.dtype[np.uint8]]") -> None:
@@ -108,6 +119,78 @@ def strided(
     begin = address + sum(step for step in reach if step < 0)
     end = address + sum(step for step in reach if step > 0) + itemsize
     return View(begin, end, key, address, shape, strides, itemsize)
+
+
+class SpreadLayout(NamedTuple):
+    """Where the values of a view go that were sent without the gaps between them.
+
+    Attributes:
+        shape: Of the values as they are sent, in the order in which memory goes through them; of
+            what repeats, once.
+        strides: Of these in memory with gaps, in bytes.
+        start: Place of the first element there.
+        nbytes: Bytes that are sent.
+        span: Bytes of memory with gaps.
+    """
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    start: int
+    nbytes: int
+    span: int
+
+
+def spread_of(
+    shape: Sequence[int], strides: Sequence[int], itemsize: int, *, first: int = 0
+) -> SpreadLayout:
+    """Returns how values without gaps and memory with gaps go with each other.
+
+    Args:
+        shape: Sizes of the view, none of them 0.
+        strides: In bytes; an array's may be negative.
+        itemsize: Bytes of an element.
+        first: Place of the lowest byte, within a line of the caches.
+    """
+    start = first
+    end = itemsize
+    for size, stride in zip(shape, strides, strict=True):
+        if stride < 0:
+            start -= (size - 1) * stride
+        else:
+            end += (size - 1) * stride
+    order = order_of(strides)
+    # An axis without a stride repeats the same values.
+    packed = tuple([shape[axis] if strides[axis] else 1 for axis in order])
+    steps = tuple([strides[axis] for axis in order])
+    return SpreadLayout(packed, steps, start, nbytes=math.prod(packed) * itemsize, span=start + end)
+
+
+def order_of(strides: Sequence[int]) -> list[int]:
+    """Returns the axes in the order in which memory goes through them, the slowest first."""
+    distances = [-abs(stride) for stride in strides]
+    return sorted(range(len(strides)), key=distances.__getitem__)
+
+
+@dataclass(slots=True)
+class SpreadBudget:
+    """What the tensors and arrays of a batch may take for their gaps, sent or received.
+
+    Attributes:
+        left: Bytes for what is beyond a multiple of the values.
+    """
+
+    left: int = MAX_SPREAD_BYTES
+
+    def allows(self, spread: SpreadLayout) -> bool:
+        """Returns whether memory with gaps may be made, and counts it.
+
+        Sender and receiver ask alike: a peer's strides are not to take more.
+        """
+        beyond = max(spread.span - _MAX_SPREAD_FACTOR * spread.nbytes, 0)
+        if beyond > self.left:
+            return False
+        self.left -= beyond
+        return True
 
 
 class GappedLayout(NamedTuple):
@@ -182,13 +265,16 @@ def are_apart(ranges: list[tuple[int, int]]) -> bool:
 
 
 def regions_of(views: list[View]) -> dict[int, Region]:
-    """Returns the region of each view that shares elements with another, or with itself."""
+    """Returns the region of each view that shares elements with others, or fills one with them."""
     # By their first byte: then only neighbours can overlap.
     views.sort()
     regions: dict[int, Region] = {}
     for cluster in _clusters(views):
-        for group in _groups(cluster):
-            if len(group) > 1 or group[0].repeats:
+        span = max(view.end for view in cluster) - cluster[0].begin
+        # All columns of a matrix: sent whole, they have their gaps without a copy.
+        is_filled = span <= sum(view.nbytes_once for view in cluster)
+        for group in [cluster] if is_filled else _groups(cluster):
+            if len(group) > 1:
                 begin = min(view.begin for view in group)
                 region = Region(begin, max(view.end for view in group) - begin)
                 regions.update((view.key, region) for view in group)
@@ -196,7 +282,7 @@ def regions_of(views: list[View]) -> dict[int, Region]:
 
 
 def _clusters(views: Sequence[View]) -> Iterator[list[View]]:
-    """Yields views whose ranges of addresses overlap, and single ones that repeat elements."""
+    """Yields views whose ranges of addresses overlap."""
     cluster: list[View] = []
     end = 0
     for view in views:
@@ -204,11 +290,11 @@ def _clusters(views: Sequence[View]) -> Iterator[list[View]]:
             cluster.append(view)
             end = max(end, view.end)
             continue
-        if len(cluster) > 1 or (cluster and cluster[0].repeats):
+        if len(cluster) > 1:
             yield cluster
         cluster = [view]
         end = view.end
-    if len(cluster) > 1 or (cluster and cluster[0].repeats):
+    if len(cluster) > 1:
         yield cluster
 
 

@@ -75,6 +75,19 @@ def cut(block: torch.Tensor, parts: Sequence[BlockPart]) -> list[torch.Tensor]:
     return tensors
 
 
+def block_beside(memory: object, nbytes: int) -> torch.Tensor:
+    """Returns a new block, pinned if `memory` is a pinned tensor, and if that can be.
+
+    Args:
+        memory: What owns the block that was received.
+        nbytes: Of the new one.
+    """
+    if isinstance(memory, torch.Tensor) and memory.is_pinned():
+        with contextlib.suppress(RuntimeError):
+            return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+    return torch.empty(nbytes, dtype=torch.uint8)
+
+
 def merged(parts: Sequence[BlockPart]) -> list[BlockPart]:
     """Returns the same tensors in the same order, equal ones at equal distances as one part."""
     rows: list[BlockPart] = []

@@ -7,6 +7,8 @@ pickled by cloudpickle (only so a class of the training script comes back intact
 arrays inside it are still sent as raw buffers.
 
 Tensors that share memory are views of one region of the payload, and share it again (`aliases`).
+Others have the strides that they had: last bits of sums follow from them. Of those with gaps in
+their memory, as crops, only the values are in the payload, and are laid out again.
 
 A peer's bytes are checked before anything is built from them: offsets, shapes and sizes against the
 payload, depth against a bound; pickles are opened only if the caller allows it.
@@ -15,6 +17,7 @@ payload, depth against a bound; pickles are opened only if the caller allows it.
 import contextlib
 import io
 import math
+import pickle
 import pickletools
 import re
 import struct
@@ -32,9 +35,13 @@ from stoker.feed.why_unfed import OF_TRAINER
 from stoker.feed.wire.aliases import (
     GappedLayout,
     Region,
+    SpreadBudget,
+    SpreadLayout,
     View,
     are_apart,
+    order_of,
     regions_of,
+    spread_of,
     strided,
     with_gaps,
 )
@@ -75,6 +82,8 @@ TENSOR_DTYPES = frozenset(
     | {f"float8_{kind}" for kind in FLOAT8_KINDS}
     | RARE_DTYPES.keys()
 )
+# Up to protocol 4 a pickled array has the order of C or of Fortran, whatever it had.
+PICKLES_KEEP_ORDER = pickle.DEFAULT_PROTOCOL >= 5
 _LENGTH = struct.Struct("<Q")
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder()
@@ -101,12 +110,18 @@ class Arena:
         self.end = offset + nbytes
         return offset
 
-    def offset_of(self, address: int, nbytes: int) -> int | None:
-        """Returns the offset of the bytes at `address`; None if they have to be copied."""
+    def offset_of(self, address: int, nbytes: int, itemsize: int) -> int | None:
+        """Returns the offset of the bytes at `address`; None if they have to be copied.
+
+        Args:
+            address: Of the first byte.
+            nbytes: From the first byte to the last, gaps included.
+            itemsize: Bytes of an element.
+        """
         offset = address - self.memory.ctypes.data
-        # Views at other offsets are copied: the decoder takes aligned ones only.
+        # Elements at odd addresses are copied: the decoder takes others only.
         is_inside = offset >= 0 and offset + nbytes <= self.end
-        return offset if is_inside and offset % ALIGNMENT == 0 else None
+        return offset if is_inside and offset % itemsize == 0 else None
 
 
 class Tag(IntEnum):
@@ -125,10 +140,20 @@ class Tag(IntEnum):
     PICKLE = 10
     STRIDED_TENSOR = 11
     STRIDED_ARRAY = 12
+    SPREAD_TENSOR = 13
+    SPREAD_ARRAY = 14
 
 
 TAGS_IN_MEMORY = frozenset(
-    {Tag.TENSOR, Tag.ARRAY, Tag.SCALAR, Tag.STRIDED_TENSOR, Tag.STRIDED_ARRAY}
+    {
+        Tag.TENSOR,
+        Tag.ARRAY,
+        Tag.SCALAR,
+        Tag.STRIDED_TENSOR,
+        Tag.STRIDED_ARRAY,
+        Tag.SPREAD_TENSOR,
+        Tag.SPREAD_ARRAY,
+    }
 )
 
 
@@ -151,10 +176,9 @@ class Encoded:
         self._shares_arrays = shares_arrays
         # First and last address of what may share memory with others.
         self._ranges: list[tuple[int, int]] = []
-        self._repeats = False
         self._regions: dict[int, Region] = {}
         node = self.node(value, "batch", 0)
-        if self._repeats or not are_apart(self._ranges):
+        if not are_apart(self._ranges):
             # Rare, so that others need not wait for it: described once more, as views of regions.
             first = self._nodes
             self._regions = regions_of(
@@ -175,6 +199,7 @@ class Encoded:
         self._leaves: list[tuple[int, int, Callable[[Bytes1D], None]]] = []
         # By id: each tensor and array with its node, which a second occurrence gets, too.
         self._nodes: dict[int, tuple[object, list[object]]] = {}
+        self.budget = SpreadBudget()
 
     def write_into(self, target: memoryview) -> None:
         flat: Bytes1D = np.frombuffer(target, dtype=np.uint8)
@@ -242,11 +267,17 @@ class Encoded:
             self._nodes[id(value)] = (value, node)
         return node
 
-    def reserve(self, nbytes: int, copy: Callable[[Bytes1D], None]) -> int:
-        """Returns the offset of `nbytes` bytes of the payload, which `copy` writes."""
+    def reserve(self, nbytes: int, copy: Callable[[Bytes1D], None], *, first: int = 0) -> int:
+        """Returns the offset of `nbytes` bytes of the payload, which `copy` writes.
+
+        Args:
+            nbytes: How many.
+            copy: Writes them.
+            first: Place of the first of them within a line of the caches.
+        """
         if not nbytes:
             return 0
-        offset = _aligned(self.nbytes)
+        offset = _aligned(self.nbytes) + first
         self._leaves.append((offset, nbytes, copy))
         self.nbytes = offset + nbytes
         return offset
@@ -257,7 +288,6 @@ class Encoded:
 
     def note_strided(self, view: View) -> None:
         self._ranges.append((view.begin, view.end))
-        self._repeats = self._repeats or view.repeats
 
     def place_in_region(self, value: object, address: int) -> int | None:
         """Returns the place in the payload of what shares memory with others; None: it does not.
@@ -279,7 +309,7 @@ class Encoded:
             if offset >= 0 and offset + region.nbytes <= self.arena.end:
                 self.in_place += region.nbytes
                 return offset
-        offset = _aligned(self.nbytes) + region.gap
+        offset = _aligned(self.nbytes) + region.gap(_base(owner))
 
         def copy(target: Bytes1D) -> None:
             # Its memory is there as long as this refers to one of those that share it.
@@ -309,27 +339,62 @@ class Encoded:
             )
         if tag == Tag.ARRAY and self._shares_arrays and array.size:
             address = array.ctypes.data
-            view = strided(address, id(value), array.shape, array.strides, array.itemsize)
-            # Elements that repeat are sent each: torch's own workers pickle them so.
-            if not view.repeats:
-                self.note(view.begin, view.end)
+            self.note_strided(
+                strided(address, id(value), array.shape, array.strides, array.itemsize)
+            )
             place = self.place_in_region(value, address)
             if place is not None:
                 shape = list(array.shape)
                 strides = list(array.strides)
                 return [Tag.STRIDED_ARRAY, array.dtype.str, shape, strides, place]
-        axes = [] if array.flags.c_contiguous else _order(array.strides)
-        laid = array.transpose(axes) if axes else array
+        return self._array_apart(array, tag)
+
+    def _array_apart(
+        self, array: "np.ndarray[tuple[int, ...], np.dtype[np.generic[object]]]", tag: Tag
+    ) -> list[object]:
+        """Returns the node of an array that shares memory with no other."""
+        laid = array
+        axes: list[int] = []
+        keeps_order = self._shares_arrays or PICKLES_KEEP_ORDER or array.flags.f_contiguous
+        if keeps_order and not array.flags.c_contiguous:
+            axes = order_of(array.strides)
+            laid = array.transpose(axes)
         if not laid.flags.c_contiguous:
+            node = self._spread_array(array)
+            if node is not None:
+                return node
             if self.keeps_gaps:
                 return self._array_with_gaps(array)
-            axes = []
             laid = array
+            axes = []
         offset = self.reserve(
             laid.nbytes,
             lambda target: np.copyto(target.view(laid.dtype).reshape(laid.shape), laid),
         )
         return [tag, array.dtype.str, list(laid.shape), offset, *_back(axes)]
+
+    def _spread_array(
+        self, array: "np.ndarray[tuple[int, ...], np.dtype[np.generic[object]]]"
+    ) -> list[object] | None:
+        """Returns the node of an array whose values are sent without gaps; None: it has none."""
+        # Torch's workers pickle arrays, which closes gaps.
+        if not self._shares_arrays:
+            return None
+        shape = array.shape
+        strides = array.strides
+        first = strided(array.ctypes.data, id(array), shape, strides, array.itemsize).begin
+        if not self.keeps_gaps:
+            first -= _base(array)
+        first %= ALIGNMENT
+        spread = spread_of(shape, strides, array.itemsize, first=first)
+        if not self.budget.allows(spread):
+            return None
+        laid = np.lib.stride_tricks.as_strided(array, spread.shape, spread.strides, writeable=False)
+        offset = self.reserve(
+            laid.nbytes,
+            lambda target: np.copyto(target.view(laid.dtype).reshape(laid.shape), laid),
+        )
+        return [Tag.SPREAD_ARRAY, array.dtype.str, list(shape), list(strides), offset, first]
 
     def _array_with_gaps(
         self, array: "np.ndarray[tuple[int, ...], np.dtype[np.generic[object]]]"
@@ -399,35 +464,131 @@ def _tensor(encoder: Encoded, value: object) -> list[object] | None:
         node = _in_region(encoder, value, tensor.data_ptr())
         if node is not None:
             return node
-    axes: list[int] = []
+    return _tensor_apart(encoder, tensor, requires_grad=value.requires_grad)
+
+
+def _tensor_apart(encoder: Encoded, tensor: "torch.Tensor", *, requires_grad: bool) -> list[object]:
+    """Returns the node of a tensor that shares memory with no other."""
     as_it_is = tensor
+    axes: list[int] = []
     if not tensor.is_contiguous():
         tensor, axes = _dense(tensor)
-    if encoder.keeps_gaps and not _is_at_line(tensor):
-        return _tensor_with_gaps(encoder, as_it_is, requires_grad=value.requires_grad)
+    shape = list(tensor.shape)
+    if not tensor.is_contiguous() or (1 in shape and not _has_usual_strides(tensor)):
+        node = _strided(encoder, as_it_is, requires_grad=requires_grad)
+        if node is not None:
+            return node
     end: list[object] = [*_back(axes)]
-    if value.requires_grad:
+    if requires_grad:
         # The flag comes after the order of axes, empty if there is none.
         end = [*(end or [[]]), True]
-    offset = _offset(encoder, tensor)
-    name = str(value.dtype).removeprefix("torch.")
-    return [Tag.TENSOR, name, list(tensor.shape), offset, *end]
+    offset = _offset(encoder, tensor, first=_first(encoder, as_it_is))
+    name = str(tensor.dtype).removeprefix("torch.")
+    return [Tag.TENSOR, name, shape, offset, *end]
 
 
-def _is_at_line(tensor: "torch.Tensor") -> bool:
-    """Whether memory has no gaps and begins with a line of the caches, as all of torch does."""
-    return not tensor.nbytes or (tensor.is_contiguous() and tensor.data_ptr() % ALIGNMENT == 0)
+def _first(encoder: Encoded, tensor: "torch.Tensor") -> int:
+    """Returns the place of a tensor's first byte within a line of the caches.
+
+    Products of matrices take another way through memory that begins elsewhere.
+    """
+    itemsize = tensor.itemsize
+    if encoder.keeps_gaps and tensor.nbytes:
+        first = tensor.data_ptr() % ALIGNMENT
+        return first - first % itemsize
+    # As torch's workers: what a script made of an array's memory begins with a line there, too.
+    return int(tensor.storage_offset()) * itemsize % ALIGNMENT
+
+
+def _base(value: object) -> int:
+    """Returns the address at which the memory begins that a tensor or array is a view of.
+
+    Places are given from there on: addresses are others each time that a batch is made.
+    """
+    if not isinstance(value, np.ndarray):
+        import torch
+
+        assert isinstance(value, torch.Tensor)
+        return value.untyped_storage().data_ptr()
+    while isinstance(value.base, np.ndarray):
+        value = value.base
+    return int(value.ctypes.data)
+
+
+def _has_usual_strides(tensor: "torch.Tensor") -> bool:
+    """Whether strides of axes of one element, by which libraries choose their way, are usual."""
+    step = 1
+    strides = tensor.stride()
+    shape = tensor.shape
+    for axis in range(len(strides) - 1, -1, -1):
+        if strides[axis] != step:
+            return False
+        step *= shape[axis]
+    return True
+
+
+def _strided(
+    encoder: Encoded, tensor: "torch.Tensor", *, requires_grad: bool
+) -> list[object] | None:
+    """Returns the node of a tensor with strides that do not follow from its shape.
+
+    None: it has no elements, or so few of such large memory that its gaps are closed.
+
+    Args:
+        encoder: Of the batch.
+        tensor: The tensor, without its gradient.
+        requires_grad: Whether it has one.
+    """
+    if not tensor.nbytes:
+        return None
+    steps = list(tensor.stride())
+    itemsize = tensor.itemsize
+    name = str(tensor.dtype).removeprefix("torch.")
+    first = _first(encoder, tensor)
+    spread = spread_of(tensor.shape, [step * itemsize for step in steps], itemsize, first=first)
+    laid = tensor.as_strided(spread.shape, [stride // itemsize for stride in spread.strides])
+    shape = list(tensor.shape)
+    end: list[object] = [True] * requires_grad
+    if laid.is_contiguous():
+        place = _offset(encoder, laid, first=first)
+        return [Tag.STRIDED_TENSOR, name, shape, steps, place, *end]
+    in_arena = _in_arena(encoder, tensor, span=spread.span - first, nbytes=spread.nbytes)
+    if in_arena is not None:
+        return [Tag.STRIDED_TENSOR, name, shape, steps, in_arena, *end]
+    if encoder.budget.allows(spread):
+        return [Tag.SPREAD_TENSOR, name, shape, steps, _offset(encoder, laid), first, *end]
+    return _tensor_with_gaps(encoder, tensor, requires_grad=requires_grad)
+
+
+def _in_arena(encoder: Encoded, tensor: "torch.Tensor", *, span: int, nbytes: int) -> int | None:
+    """Returns where memory with gaps lies in the payload already; None: nowhere.
+
+    Args:
+        encoder: Of the batch.
+        tensor: The tensor.
+        span: Bytes from its first to its last one.
+        nbytes: Bytes of its values.
+    """
+    if encoder.arena is None:
+        return None
+    place = encoder.arena.offset_of(tensor.data_ptr(), span, tensor.itemsize)
+    if place is not None:
+        encoder.note_strided(_view(tensor))
+        encoder.in_place += min(nbytes, span)
+    return place
 
 
 def _tensor_with_gaps(
     encoder: Encoded, tensor: "torch.Tensor", *, requires_grad: bool
-) -> list[object]:
-    """Returns the node of a tensor whose memory has gaps, as a crop's, which stay."""
+) -> list[object] | None:
+    """Returns the node of a tensor whose gaps are as small as can be; None: they are closed."""
     import torch
 
     view = _view(tensor)
+    layout = _layout_of(view) if encoder.keeps_gaps else with_gaps(view)
+    if layout is None:
+        return None
     encoder.note_strided(view)
-    layout = _layout_of(view)
     steps = [stride // view.itemsize for stride in layout.strides]
     name = str(tensor.dtype).removeprefix("torch.")
     rare = RARE_DTYPES.get(name)
@@ -464,21 +625,28 @@ def _dense(tensor: "torch.Tensor") -> "tuple[torch.Tensor, list[int]]":
     Channels last, or another order of dense memory, is restored by the decoder. Where there is no
     such order, this is the tensor itself and no order.
     """
-    axes = _order(tensor.stride())
+    axes = order_of(tensor.stride())
     if axes and tensor.permute(axes).is_contiguous():
         return tensor.permute(axes), axes
     return tensor, []
 
 
-def _offset(encoder: Encoded, tensor: "torch.Tensor") -> int:
-    """Returns a tensor's place in the payload: where it lies already, or where it is copied."""
+def _offset(encoder: Encoded, tensor: "torch.Tensor", *, first: int = 0) -> int:
+    """Returns a tensor's place in the payload: where it lies already, or where it is copied.
+
+    Args:
+        encoder: Of the batch.
+        tensor: The tensor.
+        first: Place of the first byte of its copy within a line of the caches.
+    """
     import torch
 
     nbytes = tensor.nbytes
     if nbytes and tensor.is_contiguous():
         address = tensor.data_ptr()
         encoder.note(address, address + nbytes)
-        place = encoder.arena.offset_of(address, nbytes) if encoder.arena is not None else None
+        arena = encoder.arena
+        place = None if arena is None else arena.offset_of(address, nbytes, tensor.itemsize)
         if place is not None:
             encoder.in_place += nbytes
             return place
@@ -491,7 +659,7 @@ def _offset(encoder: Encoded, tensor: "torch.Tensor") -> int:
     def copy(target: Bytes1D) -> None:
         torch.from_numpy(target).view(tensor.dtype).view(tensor.shape).copy_(tensor)
 
-    return encoder.reserve(nbytes, copy)
+    return encoder.reserve(nbytes, copy, first=first)
 
 
 def _in_region(encoder: Encoded, tensor: "torch.Tensor", address: int) -> list[object] | None:
@@ -502,7 +670,7 @@ def _in_region(encoder: Encoded, tensor: "torch.Tensor", address: int) -> list[o
     name = str(tensor.dtype).removeprefix("torch.")
     shape = list(tensor.shape)
     end: list[object] = [True] if tensor.requires_grad else []
-    if place % ALIGNMENT == 0 and tensor.is_contiguous():
+    if place % tensor.itemsize == 0 and tensor.is_contiguous() and _has_usual_strides(tensor):
         # As others are: batches of such tensors go to a device as one block.
         return [Tag.TENSOR, name, shape, place, *([[], *end] if end else [])]
     return [Tag.STRIDED_TENSOR, name, shape, list(tensor.stride()), place, *end]
@@ -523,11 +691,6 @@ def _view(tensor: "torch.Tensor") -> View:
     size = tensor.itemsize
     strides = tuple([stride * size for stride in tensor.stride()])
     return strided(tensor.data_ptr(), id(tensor), tuple(tensor.shape), strides, size)
-
-
-def _order(strides: Sequence[int]) -> list[int]:
-    """Returns the axes in the order in which memory goes through them, the slowest first."""
-    return sorted(range(len(strides)), key=lambda axis: -strides[axis])
 
 
 def _back(axes: list[int]) -> list[list[int]]:
@@ -695,6 +858,7 @@ class Decoder:
         self._known: dict[int, tuple[list[object], object]] = {}
         # Copies out of the payload must not exceed its size in total.
         self._copies_left = payload.nbytes
+        self._budget = SpreadBudget()
 
     def value(self, node: object, depth: int) -> object:
         """Returns a node's value; raises ProtocolError if malformed, ShippingError for pickles."""
@@ -758,11 +922,34 @@ class Decoder:
             case (Tag.SCALAR, [str(dtype), [], int(offset)]):
                 scalar: object = self._array(dtype, [], offset)[()]
                 return scalar
+            case (_, [str(), list(shape), list(), int(offset), *_]):
+                earlier = self._earlier(offset, rest, shape)
+                if earlier is not None:
+                    return earlier
+                view = self._view(tag, rest)
+                self._known.setdefault(offset, (rest, view))
+                return view
+        raise _invalid_node(tag, rest)
+
+    def _view(self, tag: int, rest: list[object]) -> object:
+        """Returns a tensor or array whose strides do not follow from its shape."""
+        match tag, rest:
             case (Tag.STRIDED_TENSOR, [str(dtype), list(shape), list(strides), int(place), *end]):
                 strided = self._strided_tensor(dtype, shape, strides, place)
                 return _arranged(strided, [[], *end] if end else [])
             case (Tag.STRIDED_ARRAY, [str(dtype), list(shape), list(strides), int(place)]):
                 return self._strided_array(dtype, shape, strides, place)
+            case (
+                Tag.SPREAD_TENSOR,
+                [str(dtype), list(shape), list(strides), int(offset), int(first), *end],
+            ):
+                spread = self._spread_tensor(dtype, shape, strides, offset, first=first)
+                return _arranged(spread, [[], *end] if end else [])
+            case (
+                Tag.SPREAD_ARRAY,
+                [str(dtype), list(shape), list(strides), int(offset), int(first)],
+            ):
+                return self._spread_array(dtype, shape, strides, offset, first=first)
         raise _invalid_node(tag, rest)
 
     def _earlier(self, offset: int, rest: list[object], shape: list[object]) -> object:
@@ -773,8 +960,8 @@ class Decoder:
         # All that has no elements is at offset 0.
         return None if 0 in shape else earlier[1]
 
-    def _place(self, offset: int, nbytes: int) -> Bytes1D:
-        if offset < 0 or nbytes < 0 or offset % ALIGNMENT or offset + nbytes > self._payload.nbytes:
+    def _place(self, offset: int, nbytes: int, *, alignment: int = ALIGNMENT) -> Bytes1D:
+        if offset < 0 or nbytes < 0 or offset % alignment or offset + nbytes > self._payload.nbytes:
             raise ProtocolError(
                 f"{nbytes} bytes at {offset} do not fit a payload of {self._payload.nbytes} bytes"
             )
@@ -790,11 +977,24 @@ class Decoder:
         return sizes
 
     def _bytes(self, offset: int, nbytes: int) -> bytes:
+        return self._copied(offset, nbytes).tobytes()
+
+    def _copied(self, offset: int, nbytes: int) -> Bytes1D:
+        """Returns bytes of the payload of which one copy may be made."""
         place = self._place(offset, nbytes)
         self._copies_left -= nbytes
         if self._copies_left < 0:
-            raise ProtocolError("overlapping byte strings")
-        return place.tobytes()
+            raise ProtocolError("overlapping parts of the payload")
+        return place
+
+    def _values_of(self, spread: SpreadLayout, sizes: tuple[int, ...], offset: int) -> Bytes1D:
+        """Returns the values of what has gaps, if memory with these may be made."""
+        if 0 in sizes:
+            raise ProtocolError("gaps without an element")
+        values = self._copied(offset, spread.nbytes)
+        if not self._budget.allows(spread):
+            raise ProtocolError(f"{spread.span} bytes for {spread.nbytes} bytes of values")
+        return values
 
     def _tensor(self, name: str, shape: list[object], offset: int) -> "torch.Tensor":
         import torch
@@ -804,7 +1004,7 @@ class Decoder:
         sizes = self._shape(shape)
         dtype = _torch_dtype(name)
         count = math.prod(sizes)
-        self._place(offset, count * dtype.itemsize)
+        self._place(offset, count * dtype.itemsize, alignment=dtype.itemsize)
         if not count:
             return torch.empty(sizes, dtype=dtype)
         pinned: object = self._payload.base
@@ -830,6 +1030,65 @@ class Decoder:
         pinned: object = self._payload.base
         block = pinned if isinstance(pinned, torch.Tensor) else torch.from_numpy(self._payload)
         return cut(block, [BlockPart(dtype, sizes, steps, offset // dtype.itemsize)])[0]
+
+    def _spread_tensor(
+        self, name: str, shape: list[object], strides: list[object], offset: int, *, first: int
+    ) -> "torch.Tensor":
+        """Returns a tensor in new memory with gaps.
+
+        Args:
+            name: Of its type.
+            shape: Its sizes.
+            strides: In elements.
+            offset: Of its values in the payload, which have no gaps.
+            first: Place of the first one within a line of the caches.
+        """
+        import torch
+
+        from stoker.feed.wire.blocks import BlockPart, block_beside, cut
+
+        sizes = self._shape(shape)
+        dtype = _torch_dtype(name)
+        itemsize = dtype.itemsize
+        steps = _steps(strides, len(sizes), least=0)
+        if not 0 <= first < ALIGNMENT or first % itemsize:
+            raise ProtocolError(f"a tensor at {first} of a line")
+        spread = spread_of(sizes, [step * itemsize for step in steps], itemsize, first=first)
+        values = torch.from_numpy(self._values_of(spread, sizes, offset))
+        block = block_beside(self._payload.base, spread.span)
+        # Of types that torch does not copy, the bytes are copied.
+        plain = _torch_dtype(RARE_DTYPES.get(name, name))
+        packed_steps = tuple(stride // itemsize for stride in spread.strides)
+        start = spread.start // itemsize
+        laid, tensor = cut(
+            block,
+            [
+                BlockPart(plain, spread.shape, packed_steps, start),
+                BlockPart(dtype, sizes, steps, start),
+            ],
+        )
+        laid.copy_(values.view(plain).view(spread.shape))
+        return tensor
+
+    def _spread_array(
+        self, name: str, shape: list[object], strides: list[object], offset: int, *, first: int
+    ) -> "np.ndarray[tuple[int, ...], np.dtype[np.generic[object]]]":
+        """Returns the same for an array, whose strides are in bytes."""
+        sizes = self._shape(shape)
+        dtype = _dtype(name)
+        steps = _steps(strides, len(sizes), least=-(1 << 48))
+        if not 0 <= first < ALIGNMENT:
+            raise ProtocolError(f"an array at {first} of a line")
+        spread = spread_of(sizes, steps, dtype.itemsize, first=first)
+        values = self._values_of(spread, sizes, offset)
+        memory: Bytes1D = np.empty(spread.span + ALIGNMENT, dtype=np.uint8)
+        start = spread.start - memory.ctypes.data % -ALIGNMENT
+        laid = np.ndarray(spread.shape, dtype, memory, start, spread.strides)
+        np.copyto(laid, values.view(dtype).reshape(spread.shape))
+        array = np.ndarray(sizes, dtype, memory, start, steps)
+        # As NumPy's `broadcast_to`: one number would be several.
+        array.flags.writeable = spread.nbytes == array.nbytes
+        return array
 
     def _strided_array(
         self, name: str, shape: list[object], strides: list[object], offset: int
@@ -896,8 +1155,8 @@ def encode(
         arena: Memory that parts of it may be in already.
         shares_arrays: Whether arrays that share memory share it again, as in a loop that makes its
             batches itself. Torch's workers pickle each; tensors share memory in either case.
-        keeps_gaps: Whether the memory of tensors and arrays has gaps where it has them now, as
-            that of crops: what computes with them gets the same bits.
+        keeps_gaps: Whether it is better to raise than to close gaps of memory, as of crops, that
+            are too large: what computes with them gets the same bits.
     """
     return Encoded(
         value,

@@ -34,6 +34,8 @@ Bytes = npt.NDArray[np.uint8]
 
 # Below this the allocator reuses memory as well.
 SMALL_BYTES = 64 << 10
+# Bytes of a line of a processor's caches, at which torch's memory begins.
+_LINE = 64
 # Without a byte for that long in the middle of a batch the connection is lost.
 RECEIVE_TIMEOUT_SECONDS = 30.0
 # A vanished host is noticed within 25 s (10 + 3 x 5), or 30 s with unacknowledged bytes.
@@ -70,7 +72,10 @@ class BufferPool:
     def take(self, size: int) -> Bytes:
         """Returns an array of `size` bytes with arbitrary content; reused after its last view."""
         if size < SMALL_BYTES:
-            return np.empty(size, dtype=np.uint8)
+            # Products of matrices take another way through memory that begins elsewhere.
+            memory: Bytes = np.empty(size + _LINE, dtype=np.uint8)
+            start = -memory.ctypes.data % _LINE
+            return np.frombuffer(memory.data, dtype=np.uint8, count=size, offset=start)
         # Four classes to each doubling: at most 25% is unused.
         step = max(mmap.PAGESIZE, 1 << ((size - 1).bit_length() - 3))
         # Rounded up to a multiple of the step.
