@@ -264,7 +264,9 @@ def test_the_picture_of_a_long_run_shows_single_steps_of_its_middle(path, small_
 @pytest.mark.parametrize(("steps", "words"), [(1, "step 1 of 1"), (5, "steps 1 to 5 of 5")])
 def test_a_picture_of_all_steps_is_not_of_the_middle_of_a_run(path, steps, words):
     trained(path, Clock(), epochs=1, steps=steps)
-    said = describe_windows([Strip("After", "one host", read_steps(path))])
+    times = read_steps(path)
+    assert times is not None
+    said = describe_windows([Strip("After", "one host", times)])
     assert said == f"After: {words}."
 
 
