@@ -377,7 +377,7 @@ def error_again(kind: type[BaseException], arguments: tuple[object, ...]) -> Bas
     error = kind.__new__(kind, *arguments)
     # What a class of Python's keeps besides.
     of_python = next(base for base in kind.__mro__ if base.__module__ == "builtins")
-    attrgetter("__init__")(of_python)(error, *arguments)
+    of_python.__init__(error, *arguments)  # type: ignore[misc]
     return error
 
 
