@@ -198,6 +198,7 @@ class EventName(StrEnum):
     SPEC_FAILED = auto()  # A data host could not load a dataset.
     SPEC_RECEIVED = auto()  # A data host received a dataset.
     STACKS_WRITTEN = auto()  # A training process writes the stacks of its threads to the log.
+    STREAM_NOT_CARRIED = auto()  # What a stream changes in itself does not reach the next epoch.
     STREAM_STATE_REFUSED = auto()  # A dataset's own state is not used: the text says why.
     STREAM_RESUMED = auto()  # An iterable dataset resumes in mid-epoch; the text says what it took.
     TOKEN_DELETE_FAILED = auto()  # The run's token could not be deleted from S3.

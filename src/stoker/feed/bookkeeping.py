@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
     from stoker.feed.balance import CostsState, RankGroup, SampleCosts
     from stoker.feed.compared_values import ComparedValues
+    from stoker.feed.stream_changes import StreamBegun
 
 _MAX_FORMER = 100
 _MAX_REASONS = 3
@@ -109,7 +110,8 @@ class LoaderState(TypedDict):
     now: SamplerSnapshot
     # What random states follow from; an earlier version had none, and seeded batches.
     seeding: NotRequired[str]
-    # Of generators that an iterable dataset holds, between epochs made by the trainer's process.
+    # What an iterable dataset without workers has in itself between two epochs; where data hosts
+    # make it, also in mid-epoch: as that began.
     inline_random: NotRequired["torch.Tensor"]
     # With `feed.balance: cost`.
     costs: NotRequired["CostsState"]
@@ -202,6 +204,8 @@ class Position:
         resumed: What is still to be replayed of a loaded state.
         stream: Of an iterable dataset whose loader has a `state_dict`.
         next_stream: How the next epoch begins, after this one's end: of persistent workers.
+        inline_random: Of a stream without workers that data hosts make: what its dataset had in
+            itself when the epoch began, packed.
     """
 
     epoch: int
@@ -221,6 +225,7 @@ class Position:
     rewind: Rewind | None = None
     stream: StreamProgress | None = None
     next_stream: StreamProgress | None = None
+    inline_random: bytes = b""
 
     def ahead_of(self, num_held: int) -> list[object]:
         count = self.num_drawn - (self.num_yielded or 0) + num_held
@@ -512,6 +517,9 @@ class TrainerProcess:
     refused: list[str] = field(default_factory=list)
     # Numbers of the loaders that data hosts serve, or could serve for all that is known.
     fed_loaders: set[int] = field(default_factory=set)
+    # Epochs of streams without workers that data hosts make, or made until they were left.
+    begun_streams: "list[StreamBegun]" = field(default_factory=list)
+    said_not_carried: bool = False
     # By id, because a subclass may define equality, or have no hash.
     _books: dict[int, LoaderBooks] = field(default_factory=dict)
     _sources: dict[str, LoaderBooks] = field(default_factory=dict)

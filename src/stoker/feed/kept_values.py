@@ -78,7 +78,7 @@ _PLACE = "place"
 # The name of what is in a container of a class of the user's.
 _CONTENT = "[]"
 # Numbers that mean something in one process alone.
-_HANDLE = re.compile(r"(^|_)(fd|fileno|handle|pid|port|sock|socket)s?(_|$)", re.IGNORECASE)
+HANDLE = re.compile(r"(^|_)(fd|fileno|handle|pid|port|sock|socket)s?(_|$)", re.IGNORECASE)
 
 # What it is, in words, is put in.
 UNKEPT = (
@@ -261,6 +261,14 @@ def _with_items(value: object) -> list[object]:
 
 
 def unkept(roots: Mapping[str, object], *, since: KeptValues, has_iterators: bool = False) -> str:
+    """Returns, in words, what a dataset keeps that no state has; see `what_is_unkept`."""
+    what = what_is_unkept(roots, since=since, has_iterators=has_iterators)
+    return UNKEPT.format(what) if what else ""
+
+
+def what_is_unkept(
+    roots: Mapping[str, object], *, since: KeptValues, has_iterators: bool = False
+) -> str:
     """Returns what a dataset keeps from epoch to epoch that no state has; empty: nothing.
 
     Args:
@@ -270,21 +278,20 @@ def unkept(roots: Mapping[str, object], *, since: KeptValues, has_iterators: boo
     """
     path = live_iterator_in(roots) if has_iterators else ""
     if path:
-        return UNKEPT.format(f"{path} is an iterator that has not ended")
+        return f"{path} is an iterator that has not ended"
     num_changed = 0
     for holder in holders_in(roots, since=since):
         lost = _lost_in(holder, since)
         if lost:
-            return UNKEPT.format(lost)
+            return lost
         for name, change in holder.changes(since):
             # A dictionary that grows is a cache.
             if _is_long(change) and type(holder.values[name]) is not dict:
                 size = num_bytes(holder.values[name] if change is _Mark.UNPACKED else change)
-                what = f"{holder.path_of(name)} has changed, and has {size:,} bytes"
-                return UNKEPT.format(what)
+                return f"{holder.path_of(name)} has changed, and has {size:,} bytes"
             num_changed += 1
     if num_changed > _MAX_CHANGED:
-        return UNKEPT.format(f"{num_changed} values of it have changed, more than {_MAX_CHANGED}")
+        return f"{num_changed} values of it have changed, more than {_MAX_CHANGED}"
     return ""
 
 
@@ -358,6 +365,23 @@ def as_changed(
                 wanted = _whole(changes[path], before, since) if path in changes else before
                 _put_meanwhile(holder, name, wanted, undo)
         yield
+
+
+def set_back(roots: Mapping[str, object], values: KeptValues, *, since: KeptValues) -> None:
+    """Does what `set_values` does; other values that have changed here are as they were at first.
+
+    Args:
+        roots: As of `values_of`.
+        values: Changes.
+        since: What the values were here at first.
+    """
+    for holder in list(holders_in(roots, since=since)):
+        for name, _ in list(holder.changes(since)):
+            path = holder.path_of(name)
+            if path not in values:
+                before = since.get(path, _Mark.MISSING)
+                _put_meanwhile(holder, name, before, contextlib.ExitStack())
+    set_values(roots, values, since=since)
 
 
 def _put_meanwhile(holder: Holder, name: str, wanted: object, undo: contextlib.ExitStack) -> None:
@@ -601,7 +625,7 @@ def _change(name: str, before: object, now: object) -> object:
         return _arguments_of(now, before)
     if now is _Mark.OTHER or _is_other(before) or are_equal(before, now):
         return _Mark.UNCHANGED
-    if isinstance(now, int) and _is_unset(before) and _HANDLE.search(name):
+    if isinstance(now, int) and _is_unset(before) and HANDLE.search(name):
         return _Mark.UNCHANGED
     if isinstance(now, str | PurePath) and str(now).startswith(tempfile.gettempdir()):
         return _Mark.UNCHANGED

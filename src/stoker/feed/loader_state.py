@@ -24,7 +24,7 @@ from typing import Protocol, cast, runtime_checkable
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, IterableDataset, _DatasetKind
+from torch.utils.data import DataLoader, IterableDataset, IterDataPipe, _DatasetKind
 
 from stoker.errors import UsageError
 from stoker.feed.bookkeeping import (
@@ -37,13 +37,14 @@ from stoker.feed.bookkeeping import (
     TrainerProcess,
     length_of,
 )
+from stoker.feed.changes import making
 from stoker.feed.generators import any_kind_of
 from stoker.feed.kept_values import (
     KeptValues,
     as_changed,
     changed_values,
     script_changes,
-    set_values,
+    set_back,
     unkept,
     values_of,
 )
@@ -64,6 +65,7 @@ from stoker.feed.seeding import (
     values_in,
 )
 from stoker.feed.shared_values import set_shared_values, shared_values
+from stoker.feed.stream_changes import StreamBegun
 from stoker.feed.stream_progress import (
     ShardProgress,
     StreamProgress,
@@ -279,16 +281,29 @@ def state_of(
     if position is not None and (is_under_way or not position.is_over):
         if position.rewind is not None:
             position.rewind.show_drawn(parts.generators, now)
-        state["epoch"] = position.epoch
-        state["begun"] = begun = _begun(loader, position, num_held)
-        state["num_yielded"] = begun["num_yielded"]
+        _add_begun(state, loader, position, num_held)
     elif position is not None and position.next_stream is not None:
         state["begun"] = _next_begun(position.next_stream)
-    elif position is not None and position.stream is not None and position.is_inline:
+    elif position is not None and position.stream is not None and _is_own(position):
         _add_inline(state, loader, books, process)
     _add_shared(state, loader, books, process, is_under_way=is_under_way)
     say_unused(books, process, why=_unasked(loader.dataset))
     return state
+
+
+def _add_begun(
+    state: LoaderState, loader: "DataLoader[object]", position: Position, num_held: int
+) -> None:
+    state["epoch"] = position.epoch
+    state["begun"] = begun = _begun(loader, position, num_held)
+    state["num_yielded"] = begun["num_yielded"]
+    if position.inline_random:
+        state["inline_random"] = tensor_of(position.inline_random)
+
+
+def _is_own(position: Position) -> bool:
+    """Returns whether the script's own dataset has what the epoch has made of it."""
+    return position.is_inline or bool(position.inline_random)
 
 
 def _add_inline(
@@ -433,6 +448,60 @@ def set_as_at_start(loader: "DataLoader[object]", process: TrainerProcess) -> It
         yield
 
 
+def begin_stream(
+    loader: "DataLoader[object]", process: TrainerProcess, position: Position
+) -> StreamBegun | None:
+    """Notes what a stream without workers has in itself as data hosts begin its epoch.
+
+    Returns None for data pipes, which torch seeds and divides anew.
+    """
+    if isinstance(loader.dataset, IterDataPipe):
+        return None
+    roots = _roots_of(loader)
+    since = values_before(loader, process.books(loader))
+    if position.stream is not None:
+        values = changed_values(roots, since=since)
+        position.inline_random = states_here(roots, values=values)
+    begun = StreamBegun(roots)
+    process.begun_streams.append(begun)
+    return begun
+
+
+def end_stream(
+    loader: "DataLoader[object]", process: TrainerProcess, begun: StreamBegun, *, changes: bytes
+) -> None:
+    """Has a dataset be what an epoch has made of it that data hosts have made.
+
+    Args:
+        loader: A stream without workers.
+        process: This process.
+        begun: The epoch.
+        changes: What its process had changed at its end.
+    """
+    if begun in process.begun_streams:
+        with making():
+            begun.end(changes, _roots_of(loader))
+
+
+def leave_streams(loader: "DataLoader[object]", process: TrainerProcess) -> None:
+    """Has a dataset be what epochs have made of it that the script has left, or not ended yet."""
+    for begun in [*process.begun_streams]:
+        if begun.dataset() is loader.dataset:
+            process.begun_streams.remove(begun)
+            with making():
+                _say_not_carried(process, begun.leave(_roots_of(loader)))
+        elif begun.dataset() is None:
+            process.begun_streams.remove(begun)
+
+
+def _say_not_carried(process: TrainerProcess, what: str) -> None:
+    if what and not process.said_not_carried:
+        process.said_not_carried = True
+        settings = process.settings
+        log = Log(run=settings.run_id, host=settings.host)
+        log.event(EventName.STREAM_NOT_CARRIED, rank=settings.rank, text=what)
+
+
 def _keeps_workers(loader: "DataLoader[object]") -> bool:
     return loader.persistent_workers and loader.num_workers > 0
 
@@ -487,13 +556,7 @@ def load(
         books.set_at_start = _unpacked(given["set_at_start"])
     if "shared" in given:
         set_shared_values(_roots_of(loader), _unpacked(given["shared"]))
-    if "inline_random" in given:
-        here = take(parts, with_own=False)
-        since = values_before(loader, books)
-        states = given["inline_random"].numpy().tobytes()
-        set_states(states, _roots_of(loader))
-        set_values(_roots_of(loader), values_in(states), since=since)
-        set_globals(here)
+    _load_inline(loader, process, parts, given)
     if sets_globals:
         set_globals(given["now"])
     set_generators(parts, given["now"])
@@ -501,6 +564,23 @@ def load(
     if given["begun"] is None:
         set_epochs(parts, given["now"])
         set_own(parts, given["now"])
+
+
+def _load_inline(
+    loader: "DataLoader[object]", process: TrainerProcess, parts: SamplerParts, given: LoaderState
+) -> None:
+    """Sets what a stream without workers has in itself."""
+    process.begun_streams = [
+        begun for begun in process.begun_streams if begun.dataset() is not loader.dataset
+    ]
+    if "inline_random" not in given:
+        return
+    global_states = take(parts, with_own=False)
+    since = values_before(loader, process.books(loader))
+    states = given["inline_random"].numpy().tobytes()
+    set_states(states, _roots_of(loader))
+    set_back(_roots_of(loader), values_in(states), since=since)
+    set_globals(global_states)
 
 
 def _packed(values: Mapping[str, object]) -> torch.Tensor:

@@ -23,6 +23,7 @@ from stoker.feed.iterators import (
     torch_iterator,
     worker_init_of,
 )
+from stoker.feed.loader_state import leave_streams
 from stoker.feed.planned_workers import PlannedIterator
 from stoker.feed.rank_streams import has_other_ranks
 from stoker.feed.short_loaders import LoaderLine
@@ -53,6 +54,7 @@ def placed_iterator(
         ShippingError: If the dataset cannot be sent to the data hosts, and may not be made here.
         FeedLostError: If no data worker came in time (from the first `next`).
     """
+    leave_streams(loader, process)
     books = process.books(loader)
     is_map_style = loader._dataset_kind == _DatasetKind.Map
     check_on_error(loader.dataset, process.settings.feed.on_error, is_map_style=is_map_style)

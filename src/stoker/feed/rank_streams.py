@@ -27,6 +27,7 @@ from torch.utils.data import IterableDataset
 
 from stoker.errors import UsageError
 from stoker.feed.bookkeeping import EpochBeginning, LoaderState, SamplerSnapshot
+from stoker.feed.seeding import of_dataset_alone
 from stoker.feed.stream_epochs import set_epochs
 from stoker.feed.stream_progress import (
     ALL_TURNS,
@@ -34,6 +35,7 @@ from stoker.feed.stream_progress import (
     StreamState,
     Turns,
     origin_in,
+    tensor_of,
     turns_in,
     with_epochs,
     with_origin,
@@ -264,6 +266,11 @@ def _shards_of(state: LoaderState, stream: StreamState) -> Iterator[_Shard]:
         is_exhausted = next_position * num_shards + number < stream["next_number"]
         place = origin.shard * origin.world_size + origin.rank
         seeded = with_shared_seed(shard, stream["shared_seed"])
+        if "inline_random" in state and not origin_in(shard):
+            # The script builds that rank's dataset as it was at first.
+            changed = of_dataset_alone(state["inline_random"].numpy().tobytes())
+            seeded = seeded.copy()
+            seeded["random"] = tensor_of(changed)
         with_epoch = with_epochs(seeded, stream.get("epochs", []))
         yield _Shard(place, with_origin(with_epoch, origin), is_exhausted)
 

@@ -28,11 +28,12 @@ from stoker.feed.balance import (
 from stoker.feed.bookkeeping import TrainerProcess, line_words, making_of
 from stoker.feed.in_step import InStep, Say
 from stoker.feed.iterators import CountedIterator, Epoch, raising, start_method_of, worker_init_of
-from stoker.feed.loader_state import seeding_of
+from stoker.feed.loader_state import begin_stream, end_stream, seeding_of
 from stoker.feed.numbered_workers import AheadIterator, numbered_view
 from stoker.feed.rank_streams import has_other_ranks
 from stoker.feed.sampler import yielded
 from stoker.feed.seeding import Numbered, Seeding
+from stoker.feed.stream_changes import StreamBegun
 from stoker.feed.stream_epochs import streams_in
 from stoker.feed.stream_progress import StreamProgress
 from stoker.feed.trainer.client import Feed
@@ -552,6 +553,9 @@ class StreamIterator(FeedIterator):
         refuse: Refuse | None = None,
     ) -> None:
         self._noted: tuple[int, int] | None = None
+        # Without workers the script's dataset is to have what the epoch changes in it.
+        self._begun: StreamBegun | None = None
+        self._may_carry = stay_here is not None and (process.settings.feed.shards or 1) == 1
         super().__init__(loader, process, feed, stay_here=stay_here, refuse=refuse)
         if self._epoch.order.position.resumed is not None:
             return
@@ -580,6 +584,10 @@ class StreamIterator(FeedIterator):
     def _begin_with_indices(self) -> None:
         packed = pack_value(self._index, allow_pickle=True)
         asked_each = AskedBatch(packed, (int(self._base_seed),), self._shared_seed)
+        if self._may_carry:
+            # Again, where the script changes the dataset before its first batch.
+            self._drop_changes()
+            self._begun = begin_stream(self._loader, self._process, self._epoch.order.position)
         self._begin_with(iter(()), asked_each=asked_each)
 
     def _begin_shards(self) -> None:
@@ -604,18 +612,36 @@ class StreamIterator(FeedIterator):
 
     def _skip_here(self, in_step: InStep, num_taken: int) -> None:
         position = self._epoch.order.position
+        # From here on the script's own dataset changes.
+        self._drop_changes()
         if position.stream is not None:
             position.stream.is_known = False
         # What it gives next follows from what it gave.
         for _ in range(position.first + num_taken):
             in_step.make(next(self._indices))
 
+    def _drop_changes(self) -> None:
+        if self._begun in self._process.begun_streams:
+            self._process.begun_streams.remove(self._begun)
+        self._begun = None
+
     def _next_data(self) -> object:  # type: ignore[override]
         self._epoch.numbered(int(self._base_seed), self._index)
         try:
             return super()._next_data()
+        except StopIteration:
+            self._note_changes()
+            raise
         finally:
             self._note_taken()
+
+    def _note_changes(self) -> None:
+        """Has the script's dataset be what the epoch that is over has made of it."""
+        begun, self._begun = self._begun, None
+        if begun is not None:
+            schedule = self._session.schedule
+            assert isinstance(schedule, ShardScheduler)
+            end_stream(self._loader, self._process, begun, changes=schedule.changes)
 
     def _next_stream(self) -> StreamProgress | None:
         progress, schedule = self._epoch.stream, self._session.schedule
@@ -633,10 +659,13 @@ class StreamIterator(FeedIterator):
         """Counts the batch that was delivered, or failed; after a signal it may be so again."""
         schedule, progress = self._session.schedule, self._epoch.stream
         assert isinstance(schedule, ShardScheduler)
-        if progress is None or schedule.last_taken in (None, self._noted):
+        if schedule.last_taken in (None, self._noted):
             return
         self._noted = schedule.last_taken
-        schedule.show(progress)
+        if self._begun is not None:
+            self._begun.take(schedule.shown)
+        if progress is not None:
+            schedule.show(progress)
 
 
 def _divide(

@@ -60,6 +60,7 @@ _COLLATE = _MASK
 # Beside the paths of generators, which are names.
 # As versions wrote it that kept whole numbers alone.
 _VALUES = "counts of the dataset"
+_GLOBALS = ("torch", "python", "numpy")
 # How often a batch is made in which new generators appear, to seed them.
 _MAX_TIMES = 4
 _T = TypeVar("_T")
@@ -467,6 +468,14 @@ def set_states(states: bytes, roots: Mapping[str, object]) -> set[str]:
     return given.keys() - here.keys()
 
 
+def of_dataset_alone(states: bytes) -> bytes:
+    """Returns states without the three global ones, for a process that torch's way seeds."""
+    given = unpack_value(states, allow_pickle=False)
+    assert isinstance(given, dict)
+    kept = {path: state for path, state in given.items() if path not in _GLOBALS}
+    return pack_value(kept, allow_pickle=False) if kept else b""
+
+
 def values_in(states: bytes) -> KeptValues:
     """Returns what a dataset kept, from what `states_here` returned."""
     if not states:
@@ -478,7 +487,7 @@ def values_in(states: bytes) -> KeptValues:
 
 
 def _all(roots: Mapping[str, object]) -> Iterator[tuple[str, object, GeneratorKind]]:
-    for name, value in zip(("torch", "python", "numpy"), global_generators(), strict=False):
+    for name, value in zip(_GLOBALS, global_generators(), strict=False):
         kind = kind_of(value)
         if kind is not None:
             yield name, value, kind

@@ -93,6 +93,7 @@ _NOTES = (
     EventName.PROGRESS_RESUMED,
     EventName.RANKS_BALANCED,
     EventName.SETTINGS_NOT_SENT,
+    EventName.STREAM_NOT_CARRIED,
     EventName.STREAM_RESUMED,
     EventName.STREAM_STATE_REFUSED,
     EventName.WATCHDOG_IDLE,

@@ -57,7 +57,8 @@ class Shard:
         losses: Deaths in a row without one more batch.
         state: Random states at the beginning of this epoch or an earlier one; empty: its seed's.
         earlier: `sent` of each epoch since then, and its epochs of Hugging Face's streams.
-        state_at_end: The next epoch begins with it.
+        state_at_end: The next epoch begins with it; without workers: what this one has changed.
+        shown: What a stream without workers has changed after its first batches, by position.
         owns: States that the dataset gave of itself; see ShardProgress.
         first: Position with which its process begins.
         origin: Of a shard of a rank of an earlier run, until the epoch ends.
@@ -82,6 +83,7 @@ class Shard:
     state: bytes = b""
     earlier: list[EarlierEpoch] = field(default_factory=list)
     state_at_end: bytes = b""
+    shown: dict[int, bytes] = field(default_factory=dict)
     owns: list[OwnState] = field(default_factory=list)
     first: int = 0
     origin: ShardOrigin | None = None
@@ -247,6 +249,11 @@ class ShardScheduler(Scheduler):
             epochs: Those of Hugging Face's streams.
         """
         self.epochs = epochs
+        if not self._persists:
+            # Of an epoch that was left.
+            for shard in self._shards:
+                shard.state_at_end = b""
+                shard.shown.clear()
         has_others = any(shard.origin is not None for shard in self._shards)
         if resumed is None and num_shards == self.num_shards and not has_others:
             return
@@ -292,6 +299,16 @@ class ShardScheduler(Scheduler):
         return [
             ShardProgress(random=shard.state, earlier=list(shard.earlier)) for shard in self._shards
         ]
+
+    @property
+    def shown(self) -> bytes:
+        """What a stream without workers had changed after the last batch, of the first ones."""
+        return self._shards[0].shown.get(self.last_taken[0], b"") if self.last_taken else b""
+
+    @property
+    def changes(self) -> bytes:
+        """What its epoch has changed that is over."""
+        return self._shards[0].state_at_end
 
     def look(self, now: float) -> tuple[int, bool]:
         # All batches have one index: none is drawn.
@@ -368,8 +385,10 @@ class ShardScheduler(Scheduler):
         if shard is None or not shard.arrives(position, digest=digest):
             return False
         # Sent with the first batch of an epoch: what led up to it need not be made again.
-        if random_state:
+        if random_state and self._persists:
             shard.state, shard.earlier = random_state, []
+        elif random_state:
+            shard.shown[position] = random_state
         if own is not None:
             every = shard.turns.every
             num_made = shard.taken - every + 1

@@ -26,6 +26,7 @@ from stoker.feed.kept_values import (
 )
 from stoker.feed.rank_streams import RankDatasets
 from stoker.feed.seeding import set_states, states_here, values_in
+from stoker.feed.stream_changes import NUM_SHOWN, Beginning, beginning_of, packed_changes
 from stoker.feed.stream_epochs import StreamEpochs
 from stoker.feed.why_unfed import Side
 from stoker.feed.wire import codec
@@ -80,6 +81,8 @@ class ShardStream:
         self._values_at_start: KeptValues = {}
         # In workers of one epoch all is as it is built.
         self._compared = ComparedValues()
+        # Without workers: of the script's dataset.
+        self._at_start: Beginning | None = None
         self._epochs = StreamEpochs(())
 
     def begin(self, epoch_id: int, resumed: Stream, index: object) -> None:
@@ -110,6 +113,8 @@ class ShardStream:
                 if self._hides_worker:
                     hide_worker()
                 self._values_at_start = values_of(self._roots())
+                if not self.spec.has_workers and self._num_shards == 1:
+                    self._at_start = beginning_of(self._roots())
                 if resumed.own_state is not None and self._loads(resumed.own_state, resumed):
                     return
                 self._set_states(resumed, index)
@@ -263,6 +268,11 @@ class ShardStream:
         if live_iterator_in(self._roots()):
             return b""
         return self._states_here()
+
+    def changes(self, *, is_end: bool) -> bytes:
+        """Returns what the dataset has changed in itself; empty: it is no copy of the script's."""
+        since = self._at_start
+        return b"" if since is None else packed_changes(self._roots(), since, is_end=is_end)
 
     def _state_before(self, resumed: Stream) -> bytes:
         """Returns what a new process begins this epoch with, likewise."""
@@ -494,6 +504,8 @@ class ShardSource:
         self._slots = slots
         self._host = host
         self._state = b""
+        # Where it does not persist, of its one epoch.
+        self._num_made = 0
         place = f"{stream.name}, host {host}"
         self._replay = StreamReplay(stream, encode=slots.encoded, place=place)
 
@@ -514,10 +526,15 @@ class ShardSource:
         if self._on_ready is not None:
             self._on_ready()
             self._on_ready = None
+        persists = order.stream.persists
         try:
-            return self._stream.make(index)
+            batch = self._stream.make(index)
         except StopIteration:
-            return End(self._stream.states() if order.stream.persists else b"")
+            return End(self._stream.states() if persists else self._stream.changes(is_end=True))
+        if self._num_made < NUM_SHOWN and not persists:
+            self._state = self._stream.changes(is_end=False)
+        self._num_made += 1
+        return batch
 
     def made(self, encoded: Encoded, slot: int) -> tuple[int, bytes, OwnState | None]:
         replay = self._replay
