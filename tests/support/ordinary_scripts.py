@@ -1397,7 +1397,9 @@ try:
     for batch in DataLoader(Data(), 4, num_workers=1):
         show(batch)
 except Exception as e:
-    show(type(e).__name__, str(e).splitlines()[-1])
+    # PyTorch's workers make a RuntimeError of it, which has its class in the text.
+    show(type(e).__name__ in ("Broken", "RuntimeError"))
+    show(str(e).splitlines()[-1].removeprefix("Broken: "))
 """
 
 SCRIPTS["bad samples skipped by collate"] = """\

@@ -42,7 +42,6 @@ from stoker.feed.trainer.pinned import current_device, device_in_use
 from stoker.feed.trainer.scheduler import BatchScheduler, Scheduler
 from stoker.feed.trainer.session import AskedBatch, EpochRequest, FeedSession, IndexSource
 from stoker.feed.trainer.shards import ShardScheduler
-from stoker.feed.why_unfed import Cause, WhyUnfed
 from stoker.feed.wire.blocks import BlockBatch, taken_from
 from stoker.feed.wire.codec import pack_value, unpack_value
 from stoker.feed.wire.dataset import (
@@ -264,12 +263,16 @@ class FeedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[misc]
         return num_taken
 
     def _refuse_fed(self, err: RebuildingError) -> None:
-        """Has the rest of the epoch made here, as no data host can read the dataset.
+        """Has the rest of the epoch made here, as no process can read the dataset from its pickle.
 
         Raises:
-            RebuildingError: If that may not be.
+            RebuildingError: If the trainer can, or that may not be.
         """
-        why = self._why_unread(err)
+        culprit = self._unreadable_part()
+        if not culprit:
+            # The trainer can: what a host lacks, or does otherwise, is to be mended there.
+            raise err
+        why = why_unfed.not_readable(culprit, what=err.what)
         if self._refuse is None or not self._refuse(why.words):
             fix = f"{why.fix}, or have local workers make its batches: feed.unshippable=local"
             raise replace(why, fix=fix).error(RebuildingError) from err
@@ -280,13 +283,11 @@ class FeedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[misc]
             return
         self._work_ahead()
 
-    def _why_unread(self, err: RebuildingError) -> WhyUnfed:
+    def _unreadable_part(self) -> str:
+        """Returns what of the dataset the trainer cannot read back either; empty: nothing."""
         # To look for it takes as much memory again.
         is_small = len(self._packed.data) <= LARGE_SPEC_BYTES
-        culprit = unreadable_part(self._spec) if is_small else ""
-        if culprit:
-            return why_unfed.not_readable(culprit, what=err.what)
-        return WhyUnfed(cause=Cause.REBUILDING_FAILED, what=err.what, fix=err.fix)
+        return unreadable_part(self._spec) if is_small else ""
 
     def _work_ahead(self) -> None:
         """Has torch's workers make what is left of the epoch's indices."""
