@@ -82,6 +82,7 @@ def test_transfers_and_neighbours_are_measured_in_the_scripts_own_loop(tmp_path)
     assert has_left_nothing()
 
 
+@pytest.mark.alone
 def test_ranks_go_through_the_variants_together(tmp_path):
     ranks = profiled(tmp_path, ranks=2)
     assert len(ranks) == 2
