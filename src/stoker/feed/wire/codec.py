@@ -367,11 +367,18 @@ class Encoded:
                 return self._array_with_gaps(array)
             laid = array
             axes = []
-        offset = self.reserve(
-            laid.nbytes,
-            lambda target: np.copyto(target.view(laid.dtype).reshape(laid.shape), laid),
-        )
+        offset = self._reserve_copy(laid)
         return [tag, array.dtype.str, list(laid.shape), offset, *_back(axes)]
+
+    def _reserve_copy(
+        self, laid: "np.ndarray[tuple[int, ...], np.dtype[np.generic[object]]]"
+    ) -> int:
+        """Returns the offset of an array's values, in the order of its axes."""
+
+        def copy(target: Bytes1D) -> None:
+            np.copyto(target.view(laid.dtype).reshape(laid.shape), laid)
+
+        return self.reserve(laid.nbytes, copy)
 
     def _spread_array(
         self, array: "np.ndarray[tuple[int, ...], np.dtype[np.generic[object]]]"
@@ -390,10 +397,7 @@ class Encoded:
         if not self.budget.allows(spread):
             return None
         laid = np.lib.stride_tricks.as_strided(array, spread.shape, spread.strides, writeable=False)
-        offset = self.reserve(
-            laid.nbytes,
-            lambda target: np.copyto(target.view(laid.dtype).reshape(laid.shape), laid),
-        )
+        offset = self._reserve_copy(laid)
         return [Tag.SPREAD_ARRAY, array.dtype.str, list(shape), list(strides), offset, first]
 
     def _array_with_gaps(
