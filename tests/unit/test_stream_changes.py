@@ -134,3 +134,16 @@ def test_what_the_script_has_set_stays():
     stream.count = 20
     assert "dataset.count is changed within an epoch" in end(stream, made)
     assert stream.count == 20
+
+
+def test_what_is_too_large_to_be_kept_is_named():
+    stream = Stream()
+    begun = StreamBegun(roots_of(stream))
+    there = copy.deepcopy(stream)
+    since = beginning_of(roots_of(there))
+    there.count = 1
+    named = "dataset.buffer, a tensor of 1.6 MB"
+    changes = packed_changes(roots_of(there), since, is_end=True, too_large=named)
+    assert named in end(stream, (begun, changes))
+    # What can be set is.
+    assert stream.count == 1

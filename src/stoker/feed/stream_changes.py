@@ -98,13 +98,16 @@ def beginning_of(roots: Mapping[str, object]) -> Beginning:
     return Beginning(values_of(roots), _generators_in(roots))
 
 
-def packed_changes(roots: Mapping[str, object], since: Beginning, *, is_end: bool) -> bytes:
+def packed_changes(
+    roots: Mapping[str, object], since: Beginning, *, is_end: bool, too_large: str = ""
+) -> bytes:
     """Returns what has changed of a dataset, for `StreamBegun`.
 
     Args:
         roots: As of `kept_values.values_of`, in the process that makes the epoch.
         since: What it had there when the epoch began.
         is_end: The epoch is over.
+        too_large: What has changed of it that is no value to be kept, in words; empty: nothing.
     """
     generators = {
         path: state
@@ -113,6 +116,7 @@ def packed_changes(roots: Mapping[str, object], since: Beginning, *, is_end: boo
     }
     # An iterator that an epoch reads is there until its end.
     unkept = what_is_unkept(roots, since=since.values, has_iterators=True) if is_end else ""
+    unkept = unkept or too_large
     values = dict(changed_values(roots, since=since.values))
     packed = _packed(Changes(values, generators, unkept))
     if len(packed) <= _MAX_BYTES:

@@ -115,6 +115,8 @@ class ShardStream:
                 self._values_at_start = values_of(self._roots())
                 if not self.spec.has_workers and self._num_shards == 1:
                     self._at_start = beginning_of(self._roots())
+                    self._compared.is_asked = True
+                    self._compared.note(self._roots())
                 if resumed.own_state is not None and self._loads(resumed.own_state, resumed):
                     return
                 self._set_states(resumed, index)
@@ -272,7 +274,11 @@ class ShardStream:
     def changes(self, *, is_end: bool) -> bytes:
         """Returns what the dataset has changed in itself; empty: it is no copy of the script's."""
         since = self._at_start
-        return b"" if since is None else packed_changes(self._roots(), since, is_end=is_end)
+        if since is None:
+            return b""
+        # What is too large for a state is seen by its checksum alone.
+        too_large = self._compared.changed(self._roots()) if is_end else ""
+        return packed_changes(self._roots(), since, is_end=is_end, too_large=too_large)
 
     def _state_before(self, resumed: Stream) -> bytes:
         """Returns what a new process begins this epoch with, likewise."""
