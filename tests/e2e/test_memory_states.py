@@ -428,11 +428,9 @@ def look_near_limit(look, tmp_path):
         is_limited = tmp_path / "is-limited"
         asked = {"waits_for": is_limited, "group": group.folder, "growth": "no", **asked}
         looked_at = look(case, **asked)
-        workers = int(str(asked.get("workers", 2)))
-        ballast_bytes = 1e6 * int(str(asked.get("ballast_mb", 0))) * workers
+        waits = is_limited.with_name("waits")
         try:
-            until(lambda: group.num_processes() > workers, what="all workers have begun")
-            until(lambda: group.held_bytes() > ballast_bytes, what="all workers have their ballast")
+            until(waits.exists, what="each worker has made a batch")
             until(lambda: is_steady(group), what="all processes hold what they hold")
             set_limit = group.squeeze if swaps else group.limit
             set_limit(int(limit(group.held_bytes())))

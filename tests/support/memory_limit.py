@@ -81,9 +81,6 @@ class MemoryGroup:
             pytest.skip(f"this kernel has no {name}")
         return int(self._read(name))
 
-    def num_processes(self) -> int:
-        return len(self._read("cgroup.procs").split())
-
     def num_kills(self) -> int:
         return self.events()["oom_kill"]
 

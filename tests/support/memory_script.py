@@ -5,8 +5,8 @@ epoch; workers; batch; prefetch; persistent (yes); group: a control group to joi
 ballast_mb: what each worker holds; file: what is read, once at the start with read_first (yes);
 keeps: what the loop keeps of each step, with "+" between: losses, total, attribute, joined, scores
 or numbers, or of its first steps alone: warm-up; collate (keeps); waits_for: a file, for which the
-loop waits once, when all workers hold what they hold; copied_to: a file, to which 700 MB are
-written at the start.
+loop waits once, when all workers hold what they hold (a file beside it, "waits", says so);
+copied_to: a file, to which 700 MB are written at the start.
 """
 
 import collections
@@ -34,7 +34,7 @@ LEAKED_BYTES = 20_000
 KEPT_FIRST = 200
 WARM_UP_STEPS = 15
 COPIED_BYTES = 700_000_000
-# Early: a profile counts later steps.
+# Early: a profile counts later steps. Each of four workers has given a batch by then.
 WAITING_STEP = 5
 
 
@@ -54,8 +54,8 @@ class Samples(Dataset[torch.Tensor]):
 
     def __getitem__(self, index: int) -> torch.Tensor:
         if self.ballast is None:
-            self.ballast = bytearray(self.ballast_bytes)
-            self.ballast[:] = bytes([1]) * self.ballast_bytes
+            # Not as a copy of other bytes: for a moment a worker would hold three times as much.
+            self.ballast = bytearray(b"\1") * self.ballast_bytes
         return torch.full((self.width,), float(index % 255))
 
 
@@ -391,6 +391,7 @@ def main() -> None:
 
 
 def wait_for(file: Path) -> None:
+    file.with_name("waits").touch()
     while not file.exists():
         time.sleep(0.02)
 
