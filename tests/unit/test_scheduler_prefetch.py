@@ -529,7 +529,33 @@ def test_the_last_batches_are_told_to_workers_that_the_trainer_waits_for():
     assert not any(schedule.is_among_last(number) for number in range(6))
     schedule.mark_complete()
     assert [schedule.is_among_last(number) for number in range(6)] == [False] * 2 + [True] * 4
-    assert schedule.assign(0.0)
-    assert schedule.arrived("a", 0, frame_bytes=1, now=1.0)
-    # What the trainer takes next is there: it does not wait.
-    assert not any(schedule.is_among_last(number) for number in range(6))
+
+
+def schedule_of_last_batches(num_taken: int) -> BatchScheduler:
+    """Returns one of two workers, whose trainer found the first batches there, and has taken them.
+
+    Of two more the second is there.
+    """
+    schedule = BatchScheduler(max_bytes=BIG)
+    schedule.grant("a", 4)
+    schedule.supply(num_taken + 2)
+    schedule.mark_complete()
+    for number in range(num_taken + 1):
+        schedule.assign(0.0)
+        schedule.arrived("a", number, frame_bytes=1, now=1.0)
+    for _ in range(num_taken):
+        schedule.take(1.0)
+    return schedule
+
+
+def test_the_last_batches_are_told_behind_one_that_took_long():
+    # Several were there at once: the trainer waited for the first of them.
+    schedule = schedule_of_last_batches(num_taken=4)
+    schedule.mark_waiting()
+    schedule.take(2.0)
+    assert schedule.is_among_last(5)
+
+
+def test_the_last_batches_are_not_told_where_the_trainer_does_not_wait():
+    schedule = schedule_of_last_batches(num_taken=4)
+    assert not schedule.is_among_last(5)

@@ -147,6 +147,8 @@ class Scheduler(ABC):
         self.max_bytes = max_bytes
         self.head = 0
         self.supplied = 0
+        # The last number that was not there when the trainer asked for it.
+        self._waited_for = 0
         self._is_complete = False
         self.peers: dict[Peer, PeerState] = {}
         # Since the last look of the observer.
@@ -159,6 +161,7 @@ class Scheduler(ABC):
             state.asked.clear()
             state.helps_with.clear()
         self.head = self.supplied = 0
+        self._waited_for = 0
         self._is_complete = False
 
     def supply(self, count: int) -> None:
@@ -263,6 +266,10 @@ class Scheduler(ABC):
     def is_among_last(self, batch_number: int) -> bool:
         """Returns whether workers are about to run out of batches, and the trainer waits."""
         return False
+
+    def mark_waiting(self) -> None:
+        """Records that the trainer waits for the next batch."""
+        self._waited_for = self.head
 
     def may_share(self) -> bool:
         """Returns whether a host has nothing left to make, and the trainer waits for others."""
@@ -384,10 +391,12 @@ class BatchScheduler(Scheduler):
         return batch_number in self._arrived
 
     def is_among_last(self, batch_number: int) -> bool:
-        if not self._is_complete or self.head in self._arrived:
+        if not self._is_complete:
             return False
         num_workers = sum(state.credits for state in self.peers.values()) // _CREDITS_PER_WORKER
-        return self.supplied - batch_number <= num_workers
+        # Or it did a moment ago: behind a batch that took long, several are there at once.
+        waits = self.head - self._waited_for < num_workers
+        return waits and self.supplied - batch_number <= num_workers
 
     def take(self, now: float) -> None:
         head = self.head

@@ -344,6 +344,7 @@ class FeedSession:
                 raise RuntimeError(f"DataLoader timed out after {self.timeout_seconds} seconds")
             self.called_at = self.called_at or time.monotonic()
             self.waits_since = self.waits_since or self.called_at
+            self.schedule.mark_waiting()
             self._num_waiting += 1
             try:
                 self._arrival.wait()

@@ -41,6 +41,10 @@ _MIN_GAIN = 4.0
 _HEAVY_FACTOR = 1.5
 # Last batches and split batches that the costs follow.
 _MEMORY = 32
+# What did not pay is tried again after so many batches, and then after so many times as many: a
+# busy moment may have made its first part dear.
+_PATIENCE_BATCHES = 16
+_PATIENCE_FACTOR = 4
 
 
 Splits = Literal["auto"] | bool
@@ -69,6 +73,9 @@ class SplitCosts:
         self._expected: _Costs | None = None
         # Looked up often, while workers idle; None: batches have come since.
         self._usual_seconds: float | None = None
+        # Batches since parts were tried, and how many of them a new try waits for.
+        self._num_untried = 0
+        self._patience_batches = _PATIENCE_BATCHES
 
     @property
     def usual_seconds(self) -> float:
@@ -85,6 +92,16 @@ class SplitCosts:
     def add_batch(self, seconds: float) -> None:
         self._batches.append(seconds)
         self._usual_seconds = None
+        self._num_untried += 1
+        if self._num_untried >= self._patience_batches and not self.pays():
+            self._try_again()
+
+    def _try_again(self) -> None:
+        """Forgets what parts cost: the next batch that may be split shows it anew."""
+        self._extra.clear()
+        self._expected = None
+        self._num_untried = 0
+        self._patience_batches *= _PATIENCE_FACTOR
 
     def add_split(self, split: SplitBatch) -> None:
         self.add_batch(split.wall_seconds())
@@ -92,6 +109,7 @@ class SplitCosts:
 
     def add_first_part(self, split: SplitBatch, part: FinishedPart) -> None:
         """Follows what one part of a batch shows of all of it, if its samples cost alike."""
+        self._num_untried = 0
         content = part.content
         num_parts = split.size / content.num_samples
         self._expected = _Costs(
