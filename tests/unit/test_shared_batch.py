@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from stoker.feed.trainer.scheduler import BatchScheduler, Peer, PeerState
 from stoker.feed.trainer.shared_batch import BatchSharing, shares_of
+from stoker.feed.wire.protocol import BatchPart
 from stoker.feed.workers.pipe import MAX_DESCRIPTORS
 
 
@@ -64,6 +65,26 @@ def test_batches_that_take_longer_on_the_network_than_they_gain_are_not_shared()
     large = {"nbytes": 100 << 20, "rate": 125e6}
     assert not costs(seconds=2.0, **large).pays(fewer=0.25, share=0.5)
     assert costs(seconds=20.0, **large).pays(fewer=0.25, share=0.5)
+
+
+def test_what_did_not_pay_in_a_busy_moment_is_tried_again():
+    sharing = costs(seconds=0.6)
+    dear = BatchPart(
+        session="s",
+        epoch_id=0,
+        batch_number=0,
+        first=0,
+        num_samples=32,
+        tree=b"",
+        cpu_seconds=0.3,
+        wall_seconds=0.3,
+        send_seconds=0.5,
+    )
+    sharing.add_part(dear, nbytes=1 << 19)
+    for _ in range(16):
+        assert not sharing.pays(fewer=0.25, share=0.5)
+        sharing.add_batch(0.6, nbytes=1 << 20, read_seconds=0.001)
+    assert sharing.pays(fewer=0.25, share=0.5)
 
 
 def test_nothing_is_shared_where_each_host_has_a_first_batch():

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from stoker.feed.trainer.scheduler import Peer
 from stoker.feed.wire.protocol import BatchPart, Places
-from stoker.feed.workers.splitting import part_samples
+from stoker.feed.workers.splitting import Patience, part_samples
 from stoker.records.workload import MIN_SPLIT_SECONDS
 
 # Last batches that the costs follow.
@@ -94,6 +94,7 @@ class BatchSharing:
         self._batches: deque[float] = deque(maxlen=_MEMORY)
         self._receipts: deque[_Receipt] = deque(maxlen=_MEMORY)
         self._writing: deque[float] = deque(maxlen=_MEMORY)
+        self._patience = Patience()
 
     def begin_epoch(self) -> None:
         self.collators.clear()
@@ -121,8 +122,14 @@ class BatchSharing:
         """
         self._batches.append(seconds)
         self._receipts.append(_Receipt(nbytes, read_seconds))
+        self._patience.add_batch()
+        if self._patience.is_over and self._writing:
+            # Only the parts of a shared batch show what writing them costs.
+            self._writing.clear()
+            self._patience.lengthen()
 
     def add_part(self, part: BatchPart, *, nbytes: int) -> None:
+        self._patience.mark_tried()
         if nbytes:
             self._writing.append(part.send_seconds / nbytes)
 

@@ -41,8 +41,7 @@ _MIN_GAIN = 4.0
 _HEAVY_FACTOR = 1.5
 # Last batches and split batches that the costs follow.
 _MEMORY = 32
-# What did not pay is tried again after so many batches, and then after so many times as many: a
-# busy moment may have made its first part dear.
+# What did not pay is tried again after so many batches, and then after so many times as many.
 _PATIENCE_BATCHES = 16
 _PATIENCE_FACTOR = 4
 
@@ -62,6 +61,32 @@ class _Costs(NamedTuple):
     extra: float
 
 
+class Patience:
+    """When to try again what did not pay: after 16 batches, then after 64, 256, and so on.
+
+    What was measured may have been a busy moment's, and nothing else would show it.
+    """
+
+    def __init__(self) -> None:
+        self._num_untried = 0
+        self._num_batches = _PATIENCE_BATCHES
+
+    @property
+    def is_over(self) -> bool:
+        return self._num_untried >= self._num_batches
+
+    def add_batch(self) -> None:
+        self._num_untried += 1
+
+    def mark_tried(self) -> None:
+        self._num_untried = 0
+
+    def lengthen(self) -> None:
+        """Begins anew; the next try comes later than this one."""
+        self._num_untried = 0
+        self._num_batches *= _PATIENCE_FACTOR
+
+
 class SplitCosts:
     """What batches cost that one worker makes, and what it costs to split them."""
 
@@ -73,9 +98,7 @@ class SplitCosts:
         self._expected: _Costs | None = None
         # Looked up often, while workers idle; None: batches have come since.
         self._usual_seconds: float | None = None
-        # Batches since parts were tried, and how many of them a new try waits for.
-        self._num_untried = 0
-        self._patience_batches = _PATIENCE_BATCHES
+        self._patience = Patience()
 
     @property
     def usual_seconds(self) -> float:
@@ -92,16 +115,12 @@ class SplitCosts:
     def add_batch(self, seconds: float) -> None:
         self._batches.append(seconds)
         self._usual_seconds = None
-        self._num_untried += 1
-        if self._num_untried >= self._patience_batches and not self.pays():
-            self._try_again()
-
-    def _try_again(self) -> None:
-        """Forgets what parts cost: the next batch that may be split shows it anew."""
-        self._extra.clear()
-        self._expected = None
-        self._num_untried = 0
-        self._patience_batches *= _PATIENCE_FACTOR
+        self._patience.add_batch()
+        if self._patience.is_over and not self.pays():
+            # The next batch that may be split shows it anew.
+            self._extra.clear()
+            self._expected = None
+            self._patience.lengthen()
 
     def add_split(self, split: SplitBatch) -> None:
         self.add_batch(split.wall_seconds())
@@ -109,7 +128,7 @@ class SplitCosts:
 
     def add_first_part(self, split: SplitBatch, part: FinishedPart) -> None:
         """Follows what one part of a batch shows of all of it, if its samples cost alike."""
-        self._num_untried = 0
+        self._patience.mark_tried()
         content = part.content
         num_parts = split.size / content.num_samples
         self._expected = _Costs(
