@@ -4,7 +4,7 @@ Only those of batches that the script gets are noted, so each is noted once, in 
 """
 
 import csv
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NotRequired, TypedDict
@@ -246,14 +246,21 @@ def _join(lists: Sequence[Path], *, into: Path) -> int:
     """Writes the rows of lists into one file, in order, each sample once; returns how many."""
     rows: dict[tuple[tuple[int, ...], str], list[str]] = {}
     for path in lists:
-        with path.open(newline="", encoding="utf-8") as file:
-            for row in csv.reader(file):
-                # Not the head, nor the last line of a process that was killed.
-                if len(row) == len(COLUMNS) and row[0] != COLUMNS[0]:
-                    # With the index: two processes that a script started may both be rank 0.
-                    rows[(tuple(map(int, row[:5])), row[5])] = row
+        for row in _rows_of(path):
+            numbers = tuple(map(int, row[:5]))
+            # With the index: two processes that a script started may both be rank 0.
+            index = row[5]
+            rows[(numbers, index)] = row
     with into.open("w", newline="", encoding="utf-8") as file:
         written = csv.writer(file)
         written.writerow(COLUMNS)
         written.writerows(rows[key] for key in sorted(rows))
     return len(rows)
+
+
+def _rows_of(path: Path) -> Iterator[list[str]]:
+    """Yields a list's rows, without its head and a line that a killed process has not finished."""
+    with path.open(newline="", encoding="utf-8") as file:
+        for row in csv.reader(file):
+            if len(row) == len(COLUMNS) and row[0] != COLUMNS[0]:
+                yield row

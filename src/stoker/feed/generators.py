@@ -461,17 +461,26 @@ class _Walk:
             value = members[key]
             if may_be_made_by(value, name):
                 self._entry(f"{name}.{key}", members, key)
-            if value is None and self._num_none < _MAX_NONE:
-                self._num_none += 1
-                self.watched.entry(members.get, key, None)
-            if type(value) is dict and len(value) < _SHORT:
-                self.watched.size_of(cast("Dictionary", value))
-            elif issubclass(type(value), threading.local):
-                self.watched.size_of(cast("Dictionary", attributes_of(value)))
-            elif type(value) is CachingFunction:
-                self.watched.size_of(cache_of(value))
-            elif type(value) is ContextVar:
-                self.watched.entry(in_context, value, in_context(value))
+            self._watch_what_may_come(members, key)
+
+    def _watch_what_may_come(self, members: Dictionary, name: str) -> None:
+        """Watches where a library may put a generator that it makes at its first use."""
+        value = members[name]
+        if value is None:
+            self._watch_none(members, name)
+        elif type(value) is dict and len(value) < _SHORT:
+            self.watched.size_of(cast("Dictionary", value))
+        elif issubclass(type(value), threading.local):
+            self.watched.size_of(cast("Dictionary", attributes_of(value)))
+        elif type(value) is CachingFunction:
+            self.watched.size_of(cache_of(value))
+        elif type(value) is ContextVar:
+            self.watched.entry(in_context, value, in_context(value))
+
+    def _watch_none(self, members: Dictionary, name: str) -> None:
+        if self._num_none < _MAX_NONE:
+            self._num_none += 1
+            self.watched.entry(members.get, name, None)
 
     def _note_near(self, module: object) -> None:
         if type(module) is str and is_of_library(module):
@@ -657,27 +666,42 @@ class _Walk:
 
     def _class(self, kind: type) -> None:
         for base in kind.__mro__[:-1]:
-            if base.__module__ == "builtins" or (base is not kind and id(base) in self._seen):
+            is_seen = base is not kind and id(base) in self._seen
+            if is_seen or base.__module__ == "builtins":
                 continue
             self._seen[id(base)] = base
             members = cast("Dictionary", vars(base))
-            is_users_own = is_users_name(base.__module__)
-            if is_users_own:
+            names = sorted(name for name in members if type(name) is str)
+            if is_users_name(base.__module__):
                 self._watch(members)
+                for name in names:
+                    self._member_of_users_class(base, name)
             else:
                 self._note_near(base.__module__)
-            for name in sorted(name for name in members if type(name) is str):
-                path = f"{_module(base.__module__)}.{base.__qualname__}.{name}"
-                value = members[name]
-                # A member of an enumeration is one of its class.
-                is_member = type(value) is base and not self._watches_all
-                if value is None and not self._watches_all and self._num_none < _MAX_NONE:
-                    self._num_none += 1
-                    self.watched.entry(members.get, name, None)
-                if kind_of(value) is not None or is_member or (value is None and is_users_own):
-                    self._entry(path, members, name)
-                elif is_users_own and name not in _IN_TRAINER:
-                    self._push(path, _function_in(value))
+                for name in names:
+                    self._member_of_class(base, name)
+
+    def _member_of_users_class(self, kind: type, name: str) -> None:
+        is_entry = self._member_of_class(kind, name)
+        value = vars(kind)[name]
+        if value is None:
+            # The user's code may make a generator there.
+            self._entry(_path_in_class(kind, name), cast("Dictionary", vars(kind)), name)
+        elif not is_entry and name not in _IN_TRAINER:
+            self._push(_path_in_class(kind, name), _function_in(value))
+
+    def _member_of_class(self, kind: type, name: str) -> bool:
+        """Visits a member of a class if it may lead to a generator; returns whether it may."""
+        members = cast("Dictionary", vars(kind))
+        value = members[name]
+        if value is None and not self._watches_all:
+            self._watch_none(members, name)
+        # A member of an enumeration is one of its class.
+        is_member = type(value) is kind and not self._watches_all
+        if kind_of(value) is None and not is_member:
+            return False
+        self._entry(_path_in_class(kind, name), members, name)
+        return True
 
 
 def _held_kind(value: object) -> type:
@@ -728,6 +752,10 @@ def _is_data(values: Iterable[object], *, depth: int = 3) -> bool:
         if not _is_data(islice(parts, 4), depth=depth - 1):
             return False
     return True
+
+
+def _path_in_class(kind: type, name: str) -> str:
+    return f"{_module(kind.__module__)}.{kind.__qualname__}.{name}"
 
 
 def _module(name: str) -> str:

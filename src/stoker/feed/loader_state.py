@@ -114,15 +114,7 @@ class SamplerParts:
 
 
 def parts_of(loader: "DataLoader[object]") -> SamplerParts:
-    samplers: dict[str, object] = {}
-    name, inner = ("batch_sampler" if loader._auto_collation else "sampler"), loader._index_sampler
-    # By identity, because samplers may define equality; wrappers may hold each other in a circle.
-    while len(samplers) < _MAX_DEPTH and not any(inner is seen for seen in samplers.values()):
-        samplers[name] = inner
-        inner_names = [attr for attr in _INNER if getattr(inner, attr, None) is not None]
-        if not inner_names:
-            break
-        name, inner = f"{name}.{inner_names[0]}", getattr(inner, inner_names[0])
+    samplers = _samplers_of(loader)
     generators: dict[str, object] = {}
     if loader.generator is not None:
         generators["generator"] = loader.generator
@@ -131,6 +123,22 @@ def parts_of(loader: "DataLoader[object]") -> SamplerParts:
             if isinstance(value, _KINDS) and not isinstance(value, random.SystemRandom):
                 generators[f"{name}.{attr}"] = value
     return SamplerParts(generators, samplers)
+
+
+def _samplers_of(loader: "DataLoader[object]") -> dict[str, object]:
+    """Returns a loader's sampler and those that it wraps, the outermost first."""
+    samplers: dict[str, object] = {}
+    name = "batch_sampler" if loader._auto_collation else "sampler"
+    sampler: object = loader._index_sampler
+    # By identity, because samplers may define equality; wrappers may hold each other in a circle.
+    while len(samplers) < _MAX_DEPTH and not any(sampler is seen for seen in samplers.values()):
+        samplers[name] = sampler
+        inner_names = [attr for attr in _INNER if getattr(sampler, attr, None) is not None]
+        if not inner_names:
+            break
+        name = f"{name}.{inner_names[0]}"
+        sampler = getattr(sampler, inner_names[0])
+    return samplers
 
 
 def take(parts: SamplerParts, *, with_own: bool = True) -> SamplerSnapshot:

@@ -323,14 +323,21 @@ def _planned_iterator(
         return _iterator_here(loader, process)
     if loader.num_workers:
         return _iterator_here(loader, process, num_workers=count)
-    is_new = is_watching and not process.books(loader).num_tried
-    if (is_new or is_unchanged(loader, process.settings)) and not _may_fork(loader):
-        return _iterator_here(loader, process)
-    # Workers are asked ahead: they would wait for a loop that waits for them.
-    if _waits(loader, process) or _is_shared(loader, process):
+    if not _may_have_first_workers(loader, process, is_watching=is_watching):
         return _iterator_here(loader, process)
     say = partial(_stay_here, loader, process)
     return PlannedIterator(loader, process, num_workers=count, say=say)
+
+
+def _may_have_first_workers(
+    loader: AnyLoader, process: TrainerProcess, *, is_watching: bool
+) -> bool:
+    """Returns whether workers can make the batches of a loader that has none in its script."""
+    is_new = is_watching and not process.books(loader).num_tried
+    if (is_new or is_unchanged(loader, process.settings)) and not _may_fork(loader):
+        return False
+    # Workers are asked ahead: they would wait for a loop that waits for them.
+    return not (_waits(loader, process) or _is_shared(loader, process))
 
 
 def _wants_watching(loader: AnyLoader, process: TrainerProcess) -> bool:

@@ -162,23 +162,32 @@ def _of_function(path: str, function: FunctionType) -> Iterator[Referrer]:
         yield Referrer(path, function, lambda: [contents(cell) for cell in cells], lambda: names)
     defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
     if defaults:
+        of_defaults = [f"{where} default"] * len(defaults)
+        yield Referrer(path, function, lambda: defaults, lambda: of_defaults)
+    places = _globals_of(function)
+    if places:
         yield Referrer(
-            path, function, lambda: defaults, lambda: [f"{where} default"] * len(defaults)
+            path,
+            function,
+            lambda: [members.get(name) for members, name, _ in places],
+            lambda: [shown for _, _, shown in places],
         )
-    module_globals = function.__globals__
-    if is_users_name(str(module_globals.get("__name__"))):
-        read = globals_read(function.__code__)
-        places = list(filter(None, (global_place(module_globals, names) for names in read)))
-        if places:
-            yield Referrer(
-                path,
-                function,
-                lambda: [members.get(name) for members, name, _ in places],
-                lambda: [shown for _, _, shown in places],
-            )
     attributes = attributes_of(function)
     if attributes:
         yield _entries(where, function, attributes, style=".")
+
+
+def _globals_of(function: FunctionType) -> list[tuple[dict[str, object], str, str]]:
+    """Returns the places of the user's globals that a function reads."""
+    module_globals = function.__globals__
+    if not is_users_name(str(module_globals.get("__name__"))):
+        return []
+    places: list[tuple[dict[str, object], str, str]] = []
+    for names in globals_read(function.__code__):
+        place = global_place(module_globals, names)
+        if place is not None:
+            places.append(place)
+    return places
 
 
 def global_place(

@@ -490,16 +490,10 @@ class BatchScheduler(Scheduler):
             batch_number = self._next_number(limit)
             if batch_number is None:
                 break
-            able = free
-            # Who makes it already, or could not, is not asked again.
-            if batch_number in self._makers or batch_number in self._refused:
-                barred = self._makers.get(batch_number, set()) | self._refused.get(
-                    batch_number, set()
-                )
-                able = [peer for peer in free if peer not in barred]
-                if not able:
-                    skipped.append(batch_number)
-                    continue
+            able = self._able_to_make(batch_number, free)
+            if not able:
+                skipped.append(batch_number)
+                continue
             peer = able[0] if len(able) == 1 else min(able, key=self._preference)
             # Near the epoch's end only: a slow peer's batch would be what all wait for.
             if self._is_complete and self._is_better_kept(peer, now):
@@ -514,6 +508,16 @@ class BatchScheduler(Scheduler):
         for batch_number in skipped:
             self._hand_out_again(batch_number)
         return asks
+
+    def _able_to_make(self, batch_number: int, free: list[Peer]) -> list[Peer]:
+        """Returns the free peers that neither make a batch already nor have refused it."""
+        makers = self._makers.get(batch_number)
+        refused = self._refused.get(batch_number)
+        # Nearly always.
+        if not makers and not refused:
+            return free
+        barred = {*(makers or ()), *(refused or ())}
+        return [peer for peer in free if peer not in barred]
 
     def look(self, now: float) -> tuple[int, bool]:
         has_free = self._has_free()

@@ -18,6 +18,7 @@ them. Of an epoch that is left before its end, torch's worker still makes what i
 ahead; so does a process here. What a dataset changed in itself in earlier epochs is lost.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from stoker.errors import ProtocolError
@@ -506,30 +507,45 @@ class ShardScheduler(Scheduler):
 
     def _place(self, now: float) -> None:
         """Places each homeless shard on the peer with the fewest shards for its credits."""
-        # Hosts with a free worker come before local workers, which take CPU from the training.
         homeless = [shard for shard in self._shards if shard.is_homeless()]
         able = [peer for peer, state in self.peers.items() if not state.is_draining]
-        if not homeless or not able:
+        if not homeless or not able or not self._has_settled(now):
             return
-        if not self.is_settled:
-            if self._settle_at is None:
-                self._settle_at = now + SETTLE_SECONDS
-            if now < self._settle_at:
-                return
-            self.is_settled = True
         owned = dict.fromkeys(able, 0)
         for shard in self._shards:
             if shard.owner in owned and not shard.is_whole():
                 owned[shard.owner] += 1
         for shard in homeless:
-            free = [
-                peer
-                for peer in able
-                if self.peers[peer].is_remote and owned[peer] < self._workers_of(self.peers[peer])
-            ]
-            peer = min(free or able, key=lambda p: (owned[p] + 1) / max(1, self.peers[p].credits))
+            peer = self._best_owner(owned)
             shard.owner = peer
             owned[peer] += 1
+
+    def _has_settled(self, now: float) -> bool:
+        """Returns whether shards are placed now: first all hosts have a moment to come."""
+        if self.is_settled:
+            return True
+        if self._settle_at is None:
+            self._settle_at = now + SETTLE_SECONDS
+        self.is_settled = now >= self._settle_at
+        return self.is_settled
+
+    def _best_owner(self, owned: Mapping[Peer, int]) -> Peer:
+        """Returns the peer for one more shard.
+
+        Args:
+            owned: How many shards each of the peers that may be chosen has.
+        """
+
+        def load_with_it(peer: Peer) -> float:
+            return (owned[peer] + 1) / max(1, self.peers[peer].credits)
+
+        # Hosts with a free worker come before local workers, which take CPU from the training.
+        free_hosts: list[Peer] = []
+        for peer, num_owned in owned.items():
+            state = self.peers[peer]
+            if state.is_remote and num_owned < self._workers_of(state):
+                free_hosts.append(peer)
+        return min(free_hosts or owned, key=load_with_it)
 
     def _next_ask(self) -> int | None:
         """Returns the lowest number that may be asked for: the head's shard is not overtaken."""

@@ -24,7 +24,7 @@ import sys
 import time
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import FunctionType, ModuleType
 from typing import cast
@@ -237,21 +237,28 @@ def _inside(part: object) -> list[object] | None:
     # By their names: torch need not be imported.
     if kind.__module__ == "torch" and kind.__name__ in ("dtype", "device", "Size"):
         return []
-    if issubclass(kind, (dict, *_CONTAINERS)):
-        # A library's subclass may run its own code when it is pickled.
-        is_usual = (
-            kind in (dict, *_CONTAINERS) or is_of_script(kind) or kind.__module__ == "collections"
-        )
-        held: Iterable[object] = cast("Iterable[object]", part)
-        if not is_usual or len(cast("list[object]", part)) > _MAX_PARTS:
-            return None
-        return [*part.keys(), *part.values()] if isinstance(part, dict) else list(held)
     if kind.__module__ in ("torch", "numpy") and kind.__name__ in ("Tensor", "ndarray"):
         return [] if _nbytes(part) <= _MAX_ARRAY_BYTES else None
+    if issubclass(kind, (dict, *_CONTAINERS)):
+        return _items_of(cast("Collection[object]", part))
     if isinstance(part, functools.partial):
         return [part.func, *part.args, *part.keywords.values()]
     is_holder = kind in _HOLDERS or (is_of_script(kind) and _is_pickled_as_usual(kind))
-    return list(vars(part).values()) if is_holder and hasattr(part, "__dict__") else None
+    if is_holder and hasattr(part, "__dict__"):
+        return list(vars(part).values())
+    return None
+
+
+def _items_of(container: Collection[object]) -> list[object] | None:
+    """Returns what a container holds, a dictionary also its keys; None: as of `_inside`."""
+    kind = type(container)
+    # A library's subclass may run its own code when it is pickled.
+    is_pythons = kind in (dict, *_CONTAINERS) or kind.__module__ == "collections"
+    if not (is_pythons or is_of_script(kind)) or len(container) > _MAX_PARTS:
+        return None
+    if isinstance(container, dict):
+        return [*container.keys(), *container.values()]
+    return list(container)
 
 
 def _nbytes(array: object) -> int:

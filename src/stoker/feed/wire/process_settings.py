@@ -12,6 +12,7 @@ Those that are objects (functions, classes) are pickled with the dataset.
 import functools
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -78,22 +79,17 @@ class InheritedSettings:
         Args:
             of_stream: Also what only a stream may have, as it is one rank's.
         """
-        shared: dict[str, object] = {}
-        of_rank: dict[str, object] = {}
-        for inherited in SETTINGS:
-            if inherited.is_of_streams and not of_stream:
-                continue
-            value = value_here(inherited)
-            if value is not UNKNOWN and value != inherited.default:
-                (of_rank if inherited.differs_by_rank else shared)[inherited.name] = value
-        registers = ((register.name, value_here(register)) for register in REGISTERS)
-        objects = tuple(
-            (name, value) for name, value in registers if value and value is not UNKNOWN
-        )
-        packed, too_long = _packed_in(of_rank, RANK_SETTINGS_BYTES)
+        sent = [one for one in SETTINGS if of_stream or not one.is_of_streams]
+        shared = _values_set([one for one in sent if not one.differs_by_rank])
+        of_rank = _values_set([one for one in sent if one.differs_by_rank])
+        packed_of_rank, too_long = _packed_in(of_rank, RANK_SETTINGS_BYTES)
         unsent = (*started_otherwise(), *unsent_device(), *unsent_handlers(), *unsent_values())
-        text = json.dumps(shared, sort_keys=True)
-        return cls(text, packed, objects, (*unsent, *too_long))
+        return cls(
+            shared=json.dumps(shared, sort_keys=True),
+            of_rank=packed_of_rank,
+            objects=_objects_here(),
+            unsent=(*unsent, *too_long),
+        )
 
     def packed_of_rank(self) -> bytes:
         """Returns RANK_SETTINGS_BYTES bytes."""
@@ -126,6 +122,26 @@ class InheritedSettings:
         for register in REGISTERS:
             if register.name in objects:
                 _write_objects(register, objects[register.name])
+
+
+def _values_set(settings: Sequence[InheritedSetting]) -> dict[str, object]:
+    """Returns those settings by name that are not as in a fresh process."""
+    values: dict[str, object] = {}
+    for inherited in settings:
+        value = value_here(inherited)
+        if value is not UNKNOWN and value != inherited.default:
+            values[inherited.name] = value
+    return values
+
+
+def _objects_here() -> tuple[tuple[str, object], ...]:
+    """Returns what the registers of this process hold, without empty ones."""
+    objects: list[tuple[str, object]] = []
+    for register in REGISTERS:
+        value = value_here(register)
+        if value and value is not UNKNOWN:
+            objects.append((register.name, value))
+    return tuple(objects)
 
 
 def value_here(each: InheritedSetting | InheritedObjects) -> object:

@@ -76,16 +76,21 @@ def stacks_of(pid: int, descriptor: int) -> str:
 
 def words_of(stacks: str) -> str:
     """Returns one line for stacks: the innermost frame of the user first, then what it calls."""
+    # The innermost is first.
     frames = [*itertools.takewhile(_is_below_worker, _FRAME.finditer(_of_worker(stacks)))]
     if not frames:
         return stacks if stacks in _STATES.values() else ""
     users = [place for place, frame in enumerate(frames) if _is_users(frame["file"])]
     first = users[0] if users else 0
-    innermost = [_frame_words(frame) for frame in frames[first::-1]]
-    callers = [_frame_words(frames[place]) for place in users[1:2]]
-    # Of a deep chain of calls: where it begins, and the function in which it is now.
-    called = ", calls ".join(innermost[: _MAX_FRAMES - 1] + innermost[_MAX_FRAMES - 1 :][-1:])
-    return f"in {called}" + "".join(f"; called by {caller}" for caller in callers)
+    calls = [_frame_words(frame) for frame in reversed(frames[: first + 1])]
+    if len(calls) > _MAX_FRAMES:
+        # Of a deep chain of calls: where it begins, and the function in which it is now.
+        calls = [*calls[: _MAX_FRAMES - 1], calls[-1]]
+    words = f"in {', calls '.join(calls)}"
+    if len(users) > 1:
+        caller = frames[users[1]]
+        words += f"; called by {_frame_words(caller)}"
+    return words
 
 
 def _of_worker(stacks: str) -> str:
