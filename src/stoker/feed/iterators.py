@@ -505,6 +505,26 @@ def forget_itself(err: Exception) -> None:
         traceback = traceback.tb_next
 
 
+def next_index(indices: Iterator[Numbered], end: PendingError) -> Numbered | None:
+    """Returns what a sampler gives next; None: it has ended, or failed.
+
+    Args:
+        indices: The epoch's, drawn ahead of the loop.
+        end: Gets how the sampler ended or failed: its turn comes after the batches before it.
+    """
+    if end.is_there:
+        return None
+    try:
+        return next(indices)
+    except StopIteration:
+        # A new one: the traceback of the original would keep the iterator.
+        end.keep(StopIteration())
+    except Exception as err:
+        # Not yet: without workers the sampler would be asked when the loop is there.
+        end.keep(err)
+    return None
+
+
 def raising(failure: PendingError) -> Iterator[Numbered]:
     """Yields nothing; raises how a sampler failed, once all indices before it are taken."""
     if failure.is_there and not failure.is_end:

@@ -12,7 +12,14 @@ import torch
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-from stoker.feed.iterators import Epoch, LoaderView, SeedingInit, raising, worker_init_of
+from stoker.feed.iterators import (
+    Epoch,
+    LoaderView,
+    SeedingInit,
+    next_index,
+    raising,
+    worker_init_of,
+)
 from stoker.feed.seeding import Numbered
 from stoker.pending_error import PendingError
 
@@ -42,18 +49,9 @@ class AheadIterator(_MultiProcessingDataLoaderIter):
         pass
 
     def _next_index(self) -> object:
-        if self.error.is_there:
+        numbered = next_index(self._indices, self.error)
+        if numbered is None:
             raise StopIteration
-        try:
-            numbered = next(self._indices)
-        except StopIteration:
-            # A new one: the traceback of the original would keep the iterator.
-            self.error.keep(StopIteration())
-            raise
-        except Exception as err:
-            # Not yet: without workers the sampler would be asked when the loop is there.
-            self.error.keep(err)
-            raise StopIteration from None
         self.pending.append(numbered)
         return numbered.index if self._epoch.seeding == "torch" else numbered
 

@@ -31,6 +31,7 @@ from stoker.feed.iterators import (
     CountedIterator,
     Epoch,
     LoaderView,
+    next_index,
     raising,
     start_method_of,
     with_workers,
@@ -228,16 +229,8 @@ class WatchedBatches:
         self.close()
 
     def _draw(self) -> None:
-        if self._end.is_there:
-            return
-        try:
-            numbered = next(self._indices)
-        except StopIteration:
-            # A new one: the traceback of the original would keep the iterator.
-            self._end.keep(StopIteration())
-            return
-        except Exception as err:
-            self._end.keep(err)
+        numbered = next_index(self._indices, self._end)
+        if numbered is None:
             return
         number = self._num_drawn
         self._num_drawn += 1
