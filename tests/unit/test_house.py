@@ -344,6 +344,21 @@ for name in names:
 """
 
 
+@pytest.mark.parametrize(
+    "room", ["feed", "feed.agent", "feed.trainer", "feed.wire", "feed.workers"]
+)
+def test_the_map_of_a_room_of_the_feed_names_its_modules(room):
+    begin = f"stoker.{room}."
+    names = {name.removeprefix(begin) for name in MODULES if name.startswith(begin)}
+    modules = {name for name in names if "." not in name}
+    tree = ast.parse(MODULES[f"stoker.{room}"].read_text())
+    _, _, table = ast.get_docstring(tree).partition("| question |")
+    rows = re.findall(r"^\|.*?\|(.*?)\|", table, re.MULTILINE)
+    named = re.findall(r"`(\w+)`", " ".join(rows))
+    rooms = {"agent", "trainer", "wire", "workers"} if room == "feed" else set()
+    assert sorted(named) == sorted(modules - rooms)
+
+
 @pytest.mark.parametrize(("names", "allowed"), [(LIGHT, set()), ([AGENT[0]], AGENT[1])])
 def test_what_begins_a_process_is_light(names, allowed):
     assert set(names) <= MODULES.keys()
