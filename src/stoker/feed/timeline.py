@@ -450,20 +450,34 @@ class Timeline:
             self._rows = []
             if self._path is None or not (rows or is_last):
                 return
-            zero = self._zero or 0.0
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with self._path.open("a", encoding="utf-8") as file:
                 size = file.tell()
                 lines = [] if size else [COLUMNS + "\n"]
-                for row in rows:
-                    loader, _, _ = row[0].partition(",")
-                    thinning = self._thinned.setdefault(loader, _Thinning())
-                    for line in thinning.rows_of(row, level=size // LEVEL_BYTES, zero=zero):
-                        lines.append(line)
-                        size += len(line)
-                for thinning in self._thinned.values() if is_last else ():
-                    lines += thinning.rest(zero=zero)
+                lines += self._lines_of(rows, size=size)
+                if is_last:
+                    lines += self._last_lines()
                 file.writelines(lines)
+
+    def _lines_of(self, rows: Iterable[_Row], *, size: int) -> Iterator[str]:
+        """Yields the lines of rows; in a long file one stands for several.
+
+        Args:
+            rows: In their order.
+            size: Bytes of the file so far.
+        """
+        for row in rows:
+            loader, _, _ = row[0].partition(",")
+            thinning = self._thinned.setdefault(loader, _Thinning())
+            level = size // LEVEL_BYTES
+            for line in thinning.rows_of(row, level=level, zero=self._zero or 0.0):
+                yield line
+                size += len(line)
+
+    def _last_lines(self) -> Iterator[str]:
+        """Yields the lines of rows that wait for others, as no more come."""
+        for thinning in self._thinned.values():
+            yield from thinning.rest(zero=self._zero or 0.0)
 
     def close(self) -> None:
         """Writes the rest, or the header if there was no step; may be called twice."""

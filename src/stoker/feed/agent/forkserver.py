@@ -485,7 +485,9 @@ class _ForkedAhead:
             self.give(order)
 
     def take_reply(self, waiting: Iterable[Received]) -> None:
-        for reply, _ in self._orders.receive() if self._orders is not None else ():
+        if self._orders is None:
+            return
+        for reply, _ in self._orders.receive():
             if reply.startswith(_IMPORTS):
                 self._imports = reply.removeprefix(_IMPORTS).decode()
                 continue
@@ -493,26 +495,38 @@ class _ForkedAhead:
                 self._stacks_file = int(reply.removeprefix(_STACKS))
                 continue
             if reply == _REFUSED and self._given is not None:
-                # For the next template. `close` would close its descriptors.
-                refused = self._given
-                self._given = None
-                self.close()
-                self.fork((refused,))
-                self._given = refused
-                self.give(refused)
+                self._give_to_next(self._given)
                 return
+            is_spoilt = reply.startswith(_SPOILT)
             if reply != _TAKEN and self._given is not None:
-                data, (memory, theirs) = self._given
-                # Of a child of this process, which has imported nothing of the user's.
-                is_spoilt = reply.startswith(_SPOILT)
                 num_started = int(reply.removeprefix(_SPOILT)) if is_spoilt else 0
-                run = functools.partial(_serve_alone, data, memory, theirs, num_started=num_started)
-                pid = _fork(self._children, self._channel, waiting, self.not_in(run))
-                self._children.tell_end_of(pid, theirs)
+                self._serve_without(self._given, waiting, num_started=num_started)
             self._done()
-            if reply.startswith(_SPOILT):
+            if is_spoilt:
                 self.close()
                 return
+
+    def _give_to_next(self, refused: Received) -> None:
+        """Ends the template that refused an order, and gives it to another one."""
+        # `close` would close its descriptors.
+        self._given = None
+        self.close()
+        self.fork((refused,))
+        self._given = refused
+        self.give(refused)
+
+    def _serve_without(
+        self, order: Received, waiting: Iterable[Received], *, num_started: int
+    ) -> None:
+        """Serves a dataset by a child of this process, which has imported nothing of the user's.
+
+        Args:
+            num_started: Threads that the imports have started, for which no template serves it.
+        """
+        data, (memory, theirs) = order
+        run = functools.partial(_serve_alone, data, memory, theirs, num_started=num_started)
+        pid = _fork(self._children, self._channel, waiting, self.not_in(run))
+        self._children.tell_end_of(pid, theirs)
 
     def tell_end(self, status: int) -> None:
         """Tells the agent how this process ended, which had not answered its order."""

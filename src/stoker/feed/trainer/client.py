@@ -401,6 +401,19 @@ def fix_of_crash(err: BaseException) -> str:
     return "this is a bug in stoker; please report it with the traceback above"
 
 
+def _next_look_seconds(session: FeedSession, now: float) -> float:
+    """Returns the seconds until a session wants a look without any event."""
+    waits = [max(0.0, session.check_at - now)]
+    wait = session.schedule.next_check(now)
+    if wait is not None:
+        waits.append(wait)
+    if session.local is not None and session.is_busy:
+        wait = session.local.next_look_seconds()
+        if wait is not None:
+            waits.append(wait)
+    return min(waits)
+
+
 class IoThread:
     """Asks agents and local workers for batches, and takes answers; `run` blocks its thread."""
 
@@ -509,17 +522,11 @@ class IoThread:
         seconds = _TICK_SECONDS
         with self._shared.lock:
             for session in self._shared.sessions.values():
-                wait = session.schedule.next_check(now)
-                if wait is not None and wait < seconds:
-                    seconds = wait
-                if session.check_at - now < seconds:
-                    seconds = max(0.0, session.check_at - now)
-                look = session.local.next_look_seconds() if session.local else None
-                if look is not None and session.is_busy:
-                    seconds = min(seconds, look)
-                if session.local is not None:
-                    for fileno, wants_write in session.local.sockets().items():
-                        children[fileno] = (session, _IN | _OUT if wants_write else _IN)
+                seconds = min(seconds, _next_look_seconds(session, now))
+                if session.local is None:
+                    continue
+                for fileno, wants_write in session.local.sockets().items():
+                    children[fileno] = (session, _IN | _OUT if wants_write else _IN)
         return seconds
 
     def _watch(self, links: list[Link], children: _ChildSessions) -> None:
@@ -584,10 +591,13 @@ class IoThread:
                     where=f"rank {self._settings.rank}, host {self._settings.host}",
                 )
             )
-        if not isinstance(message, protocol.Roster):
-            return
-        self._hosts.take_roster(message, time.monotonic())
-        listed = {member.host: member for member in message.agents}
+        if isinstance(message, protocol.Roster):
+            self._hosts.take_roster(message, time.monotonic())
+            self._link_to(message.agents)
+
+    def _link_to(self, agents: Sequence[protocol.Member]) -> None:
+        """Has a link to each agent of the roster, and none to those that left or are lost."""
+        listed = {member.host: member for member in agents}
         for host, link in list(self._links.items()):
             link.is_listed = host in listed
             if (host in listed and not link.is_same(listed[host])) or host in self._hosts.lost:

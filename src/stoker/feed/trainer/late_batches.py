@@ -88,13 +88,19 @@ class LateBatches:
             session.check_at = now + _AGAIN_SECONDS
             return
         session.num_starts_told += 1
-        parts = {host: words_of(answer.stacks) for host, answer in answers.items()}
-        if session.local is not None:
-            parts[f"{self._settings.host}, local"] = words_of(session.local.starting_stacks())
-        starts = "; ".join(f"{host} is {words}" for host, words in parts.items() if words)
         text = f"rank {session.rank} waits for a worker that is ready for {now - waits_since:.0f} s"
-        text += f": {starts}" if starts else ""
+        starts = self._starts_words(session, answers)
+        if starts:
+            text += f": {starts}"
         self._shared.log.event(EventName.WORKERS_STARTING, text=text)
+
+    def _starts_words(self, session: FeedSession, answers: Mapping[Peer, HeadMaker]) -> str:
+        """Returns what the workers do that are not ready yet; empty: unknown."""
+        doing = {str(host): words_of(answer.stacks) for host, answer in answers.items()}
+        if session.local is not None:
+            local = f"{self._settings.host}, local"
+            doing[local] = words_of(session.local.starting_stacks())
+        return "; ".join(f"{host} is {words}" for host, words in doing.items() if words)
 
     def _check_at(self, session: FeedSession, asked: Mapping[Peer, float]) -> float:
         """Returns the earliest time at which something may be due, by what is known."""
@@ -129,14 +135,7 @@ class LateBatches:
         batch = session.batch_words(session.schedule.head)
         text = f"{batch} is being made for {seconds:.0f} s, on {hosts}"
         if limit is not None and seconds >= limit:
-            session.mark_failed(
-                FeedLostError(
-                    f"{text}: more than feed.sample_timeout_seconds ({limit:g})",
-                    where=f"rank {session.rank}, host {self._settings.host}",
-                    fix="look at the sample that takes so long, or raise "
-                    "feed.sample_timeout_seconds; feed.on_error: skip leaves such a sample out",
-                )
-            )
+            session.mark_failed(self._over_limit(session, text, limit))
             return
         has_timed_out = _has_timed_out(session, makers, now)
         if has_timed_out or seconds >= self._hang_due(session):
@@ -149,6 +148,14 @@ class LateBatches:
                 self._shared.log.write(f"{makers[LOCAL].stacks}\n")
         if has_timed_out:
             session.time_out()
+
+    def _over_limit(self, session: FeedSession, text: str, limit: float) -> FeedLostError:
+        return FeedLostError(
+            f"{text}: more than feed.sample_timeout_seconds ({limit:g})",
+            where=f"rank {session.rank}, host {self._settings.host}",
+            fix="look at the sample that takes so long, or raise feed.sample_timeout_seconds; "
+            "feed.on_error: skip leaves such a sample out",
+        )
 
     def _hang_due(self, session: FeedSession) -> float:
         """Returns after how many seconds of a batch its next report is due."""

@@ -270,14 +270,13 @@ def regions_of(views: list[View]) -> dict[int, Region]:
     views.sort()
     regions: dict[int, Region] = {}
     for cluster in _clusters(views):
-        span = max(view.end for view in cluster) - cluster[0].begin
-        # All columns of a matrix: sent whole, they have their gaps without a copy.
-        is_filled = span <= sum(view.nbytes_once for view in cluster)
-        for group in [cluster] if is_filled else _groups(cluster):
-            if len(group) > 1:
-                begin = min(view.begin for view in group)
-                region = Region(begin, max(view.end for view in group) - begin)
-                regions.update((view.key, region) for view in group)
+        for group in _groups(cluster):
+            if len(group) == 1:
+                continue
+            begin = min(view.begin for view in group)
+            end = max(view.end for view in group)
+            region = Region(begin, end - begin)
+            regions.update((view.key, region) for view in group)
     return regions
 
 
@@ -299,16 +298,23 @@ def _clusters(views: Sequence[View]) -> Iterator[list[View]]:
 
 
 def _groups(cluster: list[View]) -> list[list[View]]:
-    """Divides views into those that share elements, also by way of others."""
-    # Too many pairs: they count as one region, which is sent whole.
+    """Divides views into those that are sent as one region: mostly those that share elements.
+
+    Args:
+        cluster: Views in order of their first bytes, whose ranges overlap.
+    """
+    span = max(view.end for view in cluster) - cluster[0].begin
+    if span <= sum(view.nbytes_once for view in cluster):
+        # All columns of a matrix: sent whole, they have their gaps without a copy.
+        return [cluster]
     if len(cluster) > _MAX_COMPARED:
-        span = max(view.end for view in cluster) - cluster[0].begin
+        # Too many pairs to compare: one region, unless most of it would be gaps.
         if span > _MAX_SPAN_FACTOR * sum(view.nbytes for view in cluster):
             return [[view] for view in cluster]
         return [cluster]
     groups: list[list[View]] = []
     for view in cluster:
-        # The groups that this view joins become one.
+        # The groups that this view joins become one: views may also share by way of others.
         joined = [view]
         apart = []
         for group in groups:

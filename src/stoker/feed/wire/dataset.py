@@ -750,19 +750,28 @@ def unpack_error(data: bytes | memoryview) -> Exception:
         if "Traceback (most recent call last)" in packed.message:
             original.add_note(packed.message)
         return original
-    if isinstance(kind, type) and issubclass(kind, Exception):
-        with contextlib.suppress(Exception, SystemExit):
-            # As torch does: such a class takes its message by name.
-            words = {"message": message}
-            error = kind(**words) if getattr(kind, "message", None) else kind(message)
-            # Its own __str__ may raise, or leave the message out.
-            if isinstance(error, kind) and str(error):
-                return error
-        if isinstance(original, Exception):
-            # The constructor takes other arguments: the original gets a note, as tracebacks show.
-            _add_note(original, message)
-            return original
+    if not isinstance(kind, type) or not issubclass(kind, Exception):
+        return RuntimeError(message)
+    rebuilt = _rebuilt(kind, message)
+    if rebuilt is not None:
+        return rebuilt
+    if isinstance(original, Exception):
+        # The constructor takes other arguments: the original gets a note, as tracebacks show.
+        _add_note(original, message)
+        return original
     return RuntimeError(message)
+
+
+def _rebuilt(kind: type[Exception], message: str) -> Exception | None:
+    """Returns an error of a class with that message; None: its constructor makes no such error."""
+    with contextlib.suppress(Exception, SystemExit):
+        # As torch does: such a class takes its message by name.
+        words = {"message": message}
+        error = kind(**words) if getattr(kind, "message", None) else kind(message)
+        # Its own __str__ may raise, or leave the message out.
+        if isinstance(error, kind) and str(error):
+            return error
+    return None
 
 
 def _add_note(err: Exception, note: str) -> None:

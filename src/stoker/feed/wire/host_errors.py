@@ -226,16 +226,9 @@ _BY_NUMBER: MappingProxyType[int, _ByNumber] = MappingProxyType(
 
 
 def _of_text(text: str, side: Side, *, raised: str) -> WhyUnfed | None:
-    # A search for what ends so takes a second in a long text without spaces.
-    library = _LIBRARY.search(text) if _NO_LIBRARY in text else None
-    system = _SYSTEM.search(text)
-    symbol = _SYMBOL.search(text) if _NO_SYMBOL in text else None
-    if library:
-        return why_unfed.missing_library(library[1], side, raised=raised)
-    if system:
-        return why_unfed.old_system(system[1], side, needs=system[2] or "", raised=raised)
-    if symbol:
-        return why_unfed.unlike_libraries(symbol[1], side, raised=raised)
+    why = _of_library(text, side, raised=raised)
+    if why is not None:
+        return why
     hdf5 = _HDF5.search(text)
     if hdf5:
         return _of_number(int(hdf5[2]), hdf5[1], side, raised=raised)
@@ -249,6 +242,21 @@ def _of_text(text: str, side: Side, *, raised: str) -> WhyUnfed | None:
     for pattern, sentence in _BY_TEXT:
         if pattern.search(text):
             return sentence(side, raised=raised)
+    return None
+
+
+def _of_library(text: str, side: Side, *, raised: str) -> WhyUnfed | None:
+    """Returns what the dynamic linker says of a library; None: nothing."""
+    # A search for what ends so takes a second in a long text without spaces.
+    library = _LIBRARY.search(text) if _NO_LIBRARY in text else None
+    if library:
+        return why_unfed.missing_library(library[1], side, raised=raised)
+    system = _SYSTEM.search(text)
+    if system:
+        return why_unfed.old_system(system[1], side, needs=system[2] or "", raised=raised)
+    symbol = _SYMBOL.search(text) if _NO_SYMBOL in text else None
+    if symbol:
+        return why_unfed.unlike_libraries(symbol[1], side, raised=raised)
     return None
 
 

@@ -929,16 +929,7 @@ class WorkerPool:
 
     def _replace(self, worker: WorkerHandle, death: WorkerDeath) -> list[WorkerJob]:
         """Starts another worker, which gets the jobs of the dead one; returns lost jobs."""
-        # A sample may be to blame, and is left out then, or is searched for.
-        is_no_fault = death.is_on_purpose or (self._rules.is_tolerant and death.is_samples)
-        if worker.jobs and isinstance(worker.jobs[0].again, pipe.MakeAlone):
-            is_no_fault = True
-        deaths = worker.deaths_in_a_row + (not is_no_fault)
-        if not self._is_closed and deaths < MAX_DEATHS_IN_A_ROW:
-            try:
-                self._start_worker(worker.number, deaths_in_a_row=deaths)
-            except Exception as err:
-                self.last_death += f"; it cannot be started again: {err}"
+        self._start_again(worker, death)
         lost: list[WorkerJob] = []
         job = worker.take_begun()
         # Jobs that it had not begun are not at fault: they are first, without a try counted.
@@ -955,6 +946,20 @@ class WorkerPool:
             lost.extend(split.job for split in self._splits)
             self._retries.clear()
         return lost
+
+    def _start_again(self, worker: WorkerHandle, death: WorkerDeath) -> None:
+        """Starts another worker in place of a dead one, unless too many died in a row."""
+        # A sample may be to blame, and is left out then, or is searched for.
+        is_no_fault = death.is_on_purpose or (self._rules.is_tolerant and death.is_samples)
+        if worker.jobs and isinstance(worker.jobs[0].again, pipe.MakeAlone):
+            is_no_fault = True
+        deaths = worker.deaths_in_a_row + (not is_no_fault)
+        if self._is_closed or deaths >= MAX_DEATHS_IN_A_ROW:
+            return
+        try:
+            self._start_worker(worker.number, deaths_in_a_row=deaths)
+        except Exception as err:
+            self.last_death += f"; it cannot be started again: {err}"
 
     def _in_one_worker(self, job: WorkerJob) -> WorkerJob:
         """Returns the order for the batch of a part: deadly samples are searched for in it."""
