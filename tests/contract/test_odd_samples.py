@@ -409,6 +409,31 @@ def test_a_bad_sample_takes_no_other_one_to_its_folder(tmp_path, monkeypatch, ki
     assert os.getcwd() == str(tmp_path)
 
 
+class GoingOnce(Moving):
+    """The first sample of a process, a good one, goes to the folder of all."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__("locked")
+        self.folder, self.pid = folder, 0
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if self.pid != os.getpid():
+            self.pid = os.getpid()
+            os.chdir(self.folder)
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_bad_sample_takes_no_other_one_from_the_folder_that_a_good_one_went_to(
+    tmp_path, monkeypatch, workers
+):
+    monkeypatch.chdir("/")
+    (tmp_path / "data").touch()
+    process = process_of(tmp_path, on_error="skip")
+    batches_of(DataLoader(GoingOnce(tmp_path), 3, num_workers=workers), process)
+    assert rows_of(tmp_path, "index") == [(str(index),) for index in BAD]
+
+
 class Lazy(Odd):
     def __getitems__(self, indices: list[int]) -> Any:
         return (self[index] for index in indices)

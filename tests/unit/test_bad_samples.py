@@ -487,8 +487,7 @@ def test_what_a_script_has_set_is_not_kept_from_sample_to_sample(tmp_path):
         def __call__(self, *_: object) -> None:
             """Does nothing."""
 
-    dataset = TolerantDataset(Numbers((2,)), "skip")
-    dataset.puts_back = True
+    dataset = TolerantDataset(Numbers((2,)), "skip", puts_back=True)
     handler = Handler()
     usual = signal.signal(signal.SIGCHLD, handler)
     try:

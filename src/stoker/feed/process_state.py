@@ -2,7 +2,7 @@
 
 A script's own way to begin (`np.seterr` in the first sample) is no harm: it is the same in each
 worker. What a sample did not take back as it failed is: it makes later samples other ones, on that
-worker alone. Its folder, timers and limit of recursion are taken back instead: see `left_behind`.
+worker alone. Its timers and limit of recursion are taken back instead: see `left_behind`.
 
 Near settings are read before each batch. The others, which forked workers would inherit, take too
 long for that: they are read as a worker begins, and when its first batch has had its way.
@@ -117,7 +117,17 @@ def _set_pillow_reads_truncated(value: object) -> None:
         module.LOAD_TRUNCATED_IMAGES = value  # type: ignore[attr-defined]
 
 
+def _working_folder() -> str:
+    try:
+        return os.getcwd()
+    except OSError:
+        # It is deleted.
+        return ""
+
+
+_FOLDER = _shared("the working folder", _working_folder, os.chdir)
 _NEAR = (
+    _FOLDER,
     _shared("the default dtype", torch.get_default_dtype, torch.set_default_dtype),
     _shared("the default device", _default_device, _set_default_device),
     _shared("gradients", _gradients, _set_gradients),
@@ -210,6 +220,11 @@ class ProcessState:
     def of_this_process(cls) -> Self:
         """Reads the near settings; takes about 20 us."""
         return cls(_values_of(_NEAR), os.environ.copy())
+
+    @classmethod
+    def folder(cls) -> Self:
+        """Reads the working folder alone."""
+        return cls(_values_of((_FOLDER,)), {})
 
     @classmethod
     def far_of_this_process(cls) -> Self:

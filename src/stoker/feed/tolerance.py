@@ -189,18 +189,25 @@ def sample_of(dataset: object, index: object, *, makes_many: bool) -> object:
 class _PutBack:
     """Has a bad sample leave this process as it was.
 
-    But for the first ones: they may have begun what the process goes on with. A class: contextlib's
-    generator sets an error's traceback, which a frozen dataclass refuses.
+    Of the first ones it has only their folder left: they may have begun what the process goes on
+    with. A class: contextlib's generator sets an error's traceback, which a frozen dataclass
+    refuses.
     """
 
     __slots__ = ("_before", "_contained", "_has_made")
 
     def __init__(self) -> None:
         self._has_made = False
+        self._before: ProcessState | None = None
+        self._contained = Contained()
+
+    def begin_batch(self) -> None:
+        """Notes nothing: the script may change it within a batch."""
 
     def __enter__(self) -> None:
-        self._before = ProcessState.of_this_process() if self._has_made else None
-        self._contained = Contained()
+        state = ProcessState.of_this_process if self._has_made else ProcessState.folder
+        self._before = state()
+        self._contained.begin_batch()
         self._contained.__enter__()
 
     def __exit__(
@@ -226,6 +233,8 @@ class TolerantDataset:
         on_error: `skip` or `replace`.
         is_batched: Whether its loader has batches: `__getitems__` is for these alone.
         seeder: Of the batches; None: they are seeded as by torch.
+        puts_back: Whether no other process can take this one's place: what a bad sample has changed
+            in it is put back.
 
     Attributes:
         place: Of the next sample in its batch.
@@ -234,9 +243,6 @@ class TolerantDataset:
         note: Takes place (or ALL_SAMPLES, NO_SAMPLE) and attempt of what is made next.
         on_bad: Takes what a sample, or a call for all of them, has raised, with place and attempt:
             it may end this process, as later samples would be other ones in it.
-        timers: That run in this process as an order begins; None: they are read at each sample.
-        puts_back: Whether no other process can take this one's place: what a bad sample has changed
-            in it is put back.
     """
 
     def __init__(
@@ -246,6 +252,7 @@ class TolerantDataset:
         *,
         is_batched: bool = True,
         seeder: Seeder | None = None,
+        puts_back: bool = False,
     ) -> None:
         self._dataset = dataset
         self._on_error = on_error
@@ -256,23 +263,26 @@ class TolerantDataset:
         self.lost: Mapping[tuple[int, int], LostSample] = {}
         self.note: Callable[[int, int], None] = _not_noted
         self.on_bad: Callable[[BaseException, int, int], None] = _not_looked_after
-        self.puts_back = False
-        self.timers: frozenset[int] | None = None
-        self._puts_back = _PutBack()
+        self._contained = _PutBack() if puts_back else Contained()
+        self._pid = os.getpid()
 
     def __getattr__(self, name: str) -> object:
         if name == "__getitems__" and self._makes_many:
             return self._many
         raise AttributeError(name)
 
+    def begin_batch(self) -> None:
+        """Notes in which process a batch is made, and what runs there before its samples."""
+        self._pid = os.getpid()
+        self._contained.begin_batch()
+
     def __getitem__(self, index: object) -> object:
-        pid = os.getpid()
         try:
             return self.sample(index, attempt=0)
         # Panics of Rust libraries, for one, are no Exception.
         except BaseException as err:
             # A child that the sample forked must not go on as if it were this process.
-            if os.getpid() != pid or not is_samples_fault(err):
+            if os.getpid() != self._pid or not is_samples_fault(err):
                 raise
             self._look_after(err, attempt=0)
             if self._on_error == "skip":
@@ -377,11 +387,8 @@ class TolerantDataset:
         if lost is not None:
             raise SampleLostError(lost)
         self.note(self.place, attempt)
-        with self._contained():
+        with self._contained:
             return sample_of(self._dataset, index, makes_many=self._makes_many)
-
-    def _contained(self) -> contextlib.AbstractContextManager[None]:
-        return self._puts_back if self.puts_back else Contained(self.timers)
 
     def _try(self, index: object, *, attempt: int) -> None:
         try:
@@ -407,7 +414,7 @@ class TolerantDataset:
         try:
             self.note(ALL_SAMPLES, 0)
             # A generator raises as it is iterated over, which is not the collate function's fault.
-            with self._contained():
+            with self._contained:
                 return _kept(cast("ManySamples", self._dataset).__getitems__(given))
         except BaseException as err:
             # Of a slice, for one, no samples are known.
@@ -559,14 +566,14 @@ def tolerate(fetcher: TorchsFetcher, on_error: OnError, *, seeder: Seeder | None
     is_batched = fetcher.auto_collation
     is_one_call = bool(getattr(fetcher.dataset, "__getitems__", None))
     fetcher.dataset = dataset = TolerantDataset(
-        fetcher.dataset, on_error, is_batched=is_batched, seeder=seeder
+        fetcher.dataset, on_error, is_batched=is_batched, seeder=seeder, puts_back=True
     )
-    dataset.puts_back = True
     collate = TolerantCollate(fetcher.collate_fn, dataset, is_batched=is_batched, seeder=seeder)
     fetcher.collate_fn = TorchCollate(collate)
     fetch = fetcher.fetch
 
     def placed_fetch(index: object) -> object:
+        dataset.begin_batch()
         dataset.place = 0
         collate.index = lambda: index
         if is_batched and not is_one_call:

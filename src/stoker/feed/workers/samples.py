@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import cast
 
 from stoker.feed import seeding
-from stoker.feed.left_behind import running_timers
 from stoker.feed.lost_samples import ALL_SAMPLES, NO_SAMPLE, LostSample
 from stoker.feed.seeding import Seeder
 from stoker.feed.stretches import stretch_begin, stretch_samples
@@ -96,7 +95,7 @@ class SampleMaker:
     def begin_order(self) -> None:
         """Notes what runs in this process before any sample of an order is made."""
         if self._tolerant_dataset is not None:
-            self._tolerant_dataset.timers = running_timers()
+            self._tolerant_dataset.begin_batch()
 
     def keep_whole(self) -> None:
         """Makes batches to their end from now on, as their samples cannot go to other workers."""
