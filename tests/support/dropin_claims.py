@@ -724,6 +724,35 @@ def early_break_leaves_the_generator(load: Load) -> object:
     return found
 
 
+class DrawingIndices(data.Sampler[int]):
+    """Draws each index as it is asked for it."""
+
+    def __init__(self, draw: Callable[[], float]) -> None:
+        self.draw = draw
+
+    def __iter__(self) -> Iterator[int]:
+        return (int(self.draw() * 40) for _ in range(40))
+
+    def __len__(self) -> int:
+        return 40
+
+
+@pinned
+def sampler_and_loop_draw_in_turns(load: Load) -> object:
+    """Is true however far ahead hosts could be asked, also where an epoch is left."""
+    found: list[object] = []
+    random.seed(1)
+    np.random.seed(1)
+    torch.manual_seed(1)
+    for draw in (random.random, np.random.random_sample, lambda: torch.rand(()).item()):
+        sampler = DrawingIndices(draw)
+        loader = load(Plain(40), batch_size=2, sampler=sampler, num_workers=2)
+        for length in (3, 1, 20):
+            for batch in itertools.islice(loader, length):
+                found += [batch.tolist(), draw()]
+    return found
+
+
 @pinned
 def epoch_that_is_shut_down(load: Load) -> object:
     """Uses a name of torch's own by which scripts get rid of the workers of an epoch."""

@@ -1,7 +1,9 @@
 import itertools
+import random
 import threading
 from collections.abc import Callable, Iterator
 
+import numpy as np
 import pytest
 import torch
 import torch.utils.data as data
@@ -24,6 +26,43 @@ class Unseen(data.Sampler[int]):
             yield int(torch.randint(LENGTH, (), generator=self.all[0]))
 
 
+class Drawn(data.Sampler[int]):
+    """Draws from any generator, which it may hold."""
+
+    def __init__(self, draw: Callable[[], float], held: object) -> None:
+        self.held = held
+        self.draw = draw
+
+    def __iter__(self) -> Iterator[int]:
+        for _ in range(LENGTH):
+            yield int(self.draw() * LENGTH)
+
+
+def held_twister() -> Drawn:
+    rng = np.random.RandomState(1)
+    return Drawn(rng.random_sample, rng)
+
+
+def held_python() -> Drawn:
+    rng = random.Random(1)
+    return Drawn(rng.random, rng)
+
+
+def held_numpy() -> Drawn:
+    rng = np.random.default_rng(1)
+    return Drawn(rng.random, rng)
+
+
+def of_process() -> Drawn:
+    def drawn() -> float:
+        return (random.random() + np.random.random_sample() + float(torch.rand(()))) / 3
+
+    random.seed(1)
+    np.random.seed(1)
+    torch.manual_seed(1)
+    return Drawn(drawn, None)
+
+
 SAMPLERS: dict[str, Draw] = {
     "random": lambda g: data.RandomSampler(range(LENGTH), generator=g),
     "replacing": lambda g: data.RandomSampler(range(LENGTH), replacement=True, generator=g),
@@ -39,13 +78,16 @@ class EpochRead:
         self.position: Position = self.order.position
         self.draws = iter(self.order)
         self.ahead = ahead
+        # As a session does it.
+        draws = self.order.global_draws
+        self.least_ahead = 0 if draws is None else draws.num_ahead
         self.given: list[object] = []
         self.num_taken = 0
 
     def take(self, count: int) -> list[object]:
         for _ in range(count):
             self.num_taken += 1
-            wanted = self.num_taken + self.ahead - len(self.given)
+            wanted = self.num_taken + max(self.ahead, self.least_ahead) - len(self.given)
             self.given += itertools.islice(self.draws, max(0, wanted))
             yielded(self.position, self.num_taken - self.position.first)
         return self.given[: self.num_taken]
@@ -83,6 +125,25 @@ def test_an_early_stop_leaves_the_generator_as_torch_does(name, taken, workers, 
     one.position.cancel_in_finalizer()
     expected = drawn_by_torch(SAMPLERS[name], taken + workers * factor)
     assert torch.equal(generator.get_state(), expected)
+
+
+@pytest.mark.parametrize("ahead", [1, 40])
+@pytest.mark.parametrize(
+    ("make", "workers"),
+    [(held_python, 2), (held_numpy, 2), (held_twister, 0), (of_process, 0)],
+)
+def test_an_early_stop_leaves_generators_of_all_libraries_as_torch_does(make, workers, ahead):
+    loader, _ = made(lambda _: make())
+    draws = iter(loader._index_sampler)
+    for _ in range(7 + 2 * workers):
+        next(draws)
+    expected = next(iter(loader._index_sampler))
+
+    loader, _ = made(lambda _: make(), workers)
+    one = EpochRead(loader, LoaderBooks(0), ahead)
+    one.take(7)
+    one.position.cancel_in_finalizer()
+    assert next(iter(loader._index_sampler)) == expected
 
 
 @pytest.mark.parametrize("when", ["after the last draw", "between draws"])

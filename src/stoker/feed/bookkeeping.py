@@ -123,73 +123,120 @@ class LoaderState(TypedDict):
     shared: NotRequired["torch.Tensor"]
 
 
+class RewoundGenerator(NamedTuple):
+    """A generator that the script's samplers draw from.
+
+    Attributes:
+        read, write: Its state.
+        mark: Returns bytes of a state; two equal ones are of one state.
+    """
+
+    generator: object
+    read: Callable[[], object]
+    write: Callable[[object], object]
+    mark: Callable[[object], bytes]
+
+
 class Rewind:
     """Generator states after recent draws, to undo those further ahead than torch's: 5 kB each."""
 
-    def __init__(self, generators: "list[torch.Generator]", *, num_ahead: int) -> None:
+    def __init__(self, generators: list[RewoundGenerator], *, num_ahead: int) -> None:
         self.num_ahead = num_ahead
-        self._generators = generators
-        self._states: deque[tuple[int, list[torch.Tensor]]] = deque()
-        self._last = b""
+        self._draws = [_RecentDraws(generator) for generator in generators]
         self._thread = 0
-        self._drawn: list[torch.Tensor] = []
+
+    def __len__(self) -> int:
+        return max(map(len, self._draws))
+
+    def before(self, num_drawn: int) -> None:
+        for draws in self._draws:
+            draws.before(num_drawn)
+
+    def after(self, num_drawn: int, *, num_taken: int) -> None:
+        self._thread = threading.get_ident()
+        for draws in self._draws:
+            draws.after(num_drawn, first=num_taken + self.num_ahead)
+
+    def discard(self) -> None:
+        for draws in self._draws:
+            draws.discard()
+
+    def restore(self, num_taken: int) -> None:
+        """Sets the generators of an epoch that ends early as torch's loader would leave them.
+
+        Changes none from which something else drew since. Takes no lock; may be called twice.
+        """
+        for draws in self._draws:
+            draws.restore(num_taken + self.num_ahead)
+
+    def is_of_this_thread(self) -> bool:
+        # Then no draw is in progress.
+        return self._thread == threading.get_ident()
+
+    @contextlib.contextmanager
+    def with_drawn(self) -> Iterator[None]:
+        """Has the generators of an epoch that ended early as they were before `restore`."""
+        with contextlib.ExitStack() as stack:
+            for draws in self._draws:
+                stack.enter_context(draws.with_drawn())
+            yield
+
+
+class _RecentDraws:
+    """States of one generator after recent draws."""
+
+    def __init__(self, generator: RewoundGenerator) -> None:
+        self._generator = generator
+        self._states: deque[tuple[int, object]] = deque()
+        self._last = b""
+        self._drawn: object = None
         self._put_back = b""
 
     def __len__(self) -> int:
         return len(self._states)
 
     def before(self, num_drawn: int) -> None:
-        states = self._read()
-        if _bytes_of(states) != self._last:
+        state = self._generator.read()
+        if self._generator.mark(state) != self._last:
             # Something else drew, whose draws must not be undone.
             self._states.clear()
-            self._states.append((num_drawn, states))
+            self._states.append((num_drawn, state))
 
-    def after(self, num_drawn: int, *, num_taken: int) -> None:
-        states = self._read()
-        self._last = _bytes_of(states)
-        self._thread = threading.get_ident()
-        self._states.append((num_drawn, states))
-        # `restore` needs the state after taken + ahead draws, and `num_taken` only grows.
-        while len(self._states) > 1 and self._states[0][0] < num_taken + self.num_ahead:
+    def after(self, num_drawn: int, *, first: int) -> None:
+        state = self._generator.read()
+        self._last = self._generator.mark(state)
+        self._states.append((num_drawn, state))
+        # `restore` needs the state after taken + ahead draws, and what is taken only grows.
+        while len(self._states) > 1 and self._states[0][0] < first:
             self._states.popleft()
 
     def discard(self) -> None:
         self._states.clear()
         self._last = b""
 
-    def restore(self, num_taken: int) -> None:
-        """Sets the generators of an epoch that ends early as torch's loader would leave them.
-
-        Changes nothing if something else drew since. Takes no lock; may be called twice.
-        """
-        states_known = dict(self._states)
-        if states_known and _bytes_of(self._read()) == self._last:
-            num_drawn, drawn = self._states[-1]
-            states = states_known.get(min(num_taken + self.num_ahead, num_drawn), drawn)
-            for generator, state in zip(self._generators, states, strict=True):
-                generator.set_state(state)
-            self._drawn, self._put_back = drawn, _bytes_of(states)
+    def restore(self, num_drawn: int) -> None:
+        known = dict(self._states)
+        if known and self._mark_here() == self._last:
+            num_known, drawn = self._states[-1]
+            state = known.get(min(num_drawn, num_known), drawn)
+            self._generator.write(state)
+            self._drawn, self._put_back = drawn, self._generator.mark(state)
         self.discard()
 
-    def is_of_this_thread(self) -> bool:
-        # Then no draw is in progress.
-        return self._thread == threading.get_ident()
+    @contextlib.contextmanager
+    def with_drawn(self) -> Iterator[None]:
+        if self._drawn is None or self._mark_here() != self._put_back:
+            yield
+            return
+        here = self._generator.read()
+        self._generator.write(self._drawn)
+        try:
+            yield
+        finally:
+            self._generator.write(here)
 
-    def show_drawn(self, generators: Mapping[str, object], now: SamplerSnapshot) -> None:
-        if self._drawn and _bytes_of(self._read()) == self._put_back:
-            for name, generator in generators.items():
-                for drawn_from, state in zip(self._generators, self._drawn, strict=True):
-                    if generator is drawn_from:
-                        now["generators"][name] = state
-
-    def _read(self) -> "list[torch.Tensor]":
-        return [generator.get_state() for generator in self._generators]
-
-
-def _bytes_of(states: "list[torch.Tensor]") -> bytes:
-    # Half of the time of torch.equal, and invisible to a profiler.
-    return b"".join([state.numpy().tobytes() for state in states])
+    def _mark_here(self) -> bytes:
+        return self._generator.mark(self._generator.read())
 
 
 @dataclass(slots=True, kw_only=True)
@@ -289,6 +336,8 @@ class LoaderBooks:
         shared: What its workers share, when each epoch of theirs began, also those that they made
             again; see `shared_values`. None: not known.
         is_start_loaded: It is of a loaded state, and workers are to be started with it.
+        draws_as_asked: Its sampler draws from a generator of the process at each index; see
+            `GlobalDraws`.
         said_unwatched: It knows that samples which hang are not found.
         is_saved: The script asks for its states, or has loaded one.
         compared: What a stream in the script's process changes that no state has.
@@ -314,6 +363,7 @@ class LoaderBooks:
     set_at_start: Mapping[str, object] | None = None
     shared: list[Mapping[str, object] | None] = field(default_factory=list)
     is_start_loaded: bool = False
+    draws_as_asked: bool = False
     said_unwatched: bool = False
     is_saved: bool = False
     compared: "ComparedValues | None" = None

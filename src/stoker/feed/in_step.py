@@ -11,14 +11,13 @@ makes the rest of the epoch from the same indices.
 from collections.abc import Callable, Iterator, Mapping
 from typing import Literal
 
-import torch
 from torch.utils.data import DataLoader
 
 from stoker.feed.bookkeeping import LoaderBooks
 from stoker.feed.changes import Depth, Watch, forget, making, path_of_waiting
 from stoker.feed.foreign_loaders import reach_of
+from stoker.feed.global_draws import both_samplers, changed_marks, is_torchs, marks
 from stoker.feed.iterators import TrainerMaker
-from stoker.feed.random_states import mark_of_numpy, mark_of_python
 from stoker.feed.seeding import Numbered, Seeding
 from stoker.feed.tolerance import OnError
 from stoker.records import FeedSettings
@@ -65,7 +64,7 @@ class InStep:
         self._say = say
         self._maker: TrainerMaker | None = None
         self._parts, self._sampler = watches_of(loader)
-        self._is_torchs = _is_torchs(loader._index_sampler)
+        self._is_torchs = is_torchs(loader._index_sampler)
         self._is_settling = True
         self._num_looks_at_all = 0
         self._draws = _DrawnInTurns()
@@ -217,23 +216,14 @@ class _DrawnInTurns:
         self._after = {}
 
     def next(self, indices: Iterator[Numbered]) -> Numbered:
-        before = _marks()
+        before = marks()
         numbered = next(indices)
-        marks = _marks()
+        now = marks()
         if self._after:
-            self._by_loop |= _changed(self._after, before)
-            self._by_sampler |= _changed(before, marks)
-        self._after = marks
+            self._by_loop |= changed_marks(self._after, before)
+            self._by_sampler |= changed_marks(before, now)
+        self._after = now
         return numbered
-
-
-def _marks() -> dict[str, object]:
-    torchs = bytes(torch.get_rng_state().numpy())
-    return {"random": mark_of_python(), "numpy.random": mark_of_numpy(), "torch": torchs}
-
-
-def _changed(before: Mapping[str, object], now: Mapping[str, object]) -> set[str]:
-    return {name for name, mark in now.items() if before[name] != mark}
 
 
 def watches_of(loader: "DataLoader[object]") -> tuple[Watch, Watch]:
@@ -245,20 +235,11 @@ def watches_of(loader: "DataLoader[object]") -> tuple[Watch, Watch]:
     return Watch(parts), Watch(roots, apart=apart, is_near_only=True)
 
 
-def _is_torchs(sampler: object) -> bool:
-    """Returns whether an index sampler, and the one that it takes batches from, are torch's."""
-    return all(type(part).__module__.startswith("torch.") for part in _both(sampler))
-
-
-def _both(sampler: object) -> tuple[object, object]:
-    return sampler, getattr(sampler, "sampler", sampler)
-
-
 def _counted_only(sampler: object) -> list[object]:
     """Returns what torch's own samplers hold for its length alone, as a dataset made for them."""
-    if not _is_torchs(sampler):
+    if not is_torchs(sampler):
         return []
-    held = [getattr(part, name, None) for part in _both(sampler) for name in _COUNTED]
+    held = [getattr(part, name, None) for part in both_samplers(sampler) for name in _COUNTED]
     return [part for part in held if part is not None]
 
 

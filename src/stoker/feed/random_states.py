@@ -94,6 +94,13 @@ def mark_of_numpy() -> object:
     return _numpy().mark()
 
 
+def process_generators() -> list[object]:
+    """Returns the generators of Python's `random`, NumPy and torch that the whole process has."""
+    of_python: object = getattr(random.getstate, "__self__", None)
+    generators = [of_python, _global_of_numpy(), torch.default_generator]
+    return [one for one in generators if any_kind_of(one) is not None]
+
+
 class StateFunctions(NamedTuple):
     """Functions that read and write the state of a generator; two equal ones have one state."""
 

@@ -165,7 +165,12 @@ class FeedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[misc]
         asked_each: AskedBatch | None = None,
     ) -> None:
         self._hands_blocks = taken_from.get() is self._loader
+        draws = self._epoch.order.global_draws
         self._source = IndexSource(indices)
+        if draws is not None:
+            self._source = IndexSource(
+                indices, num_ahead=draws.num_ahead, is_in_step=draws.are_in_step
+            )
         request = EpochRequest(
             keeps_blocks=self._hands_blocks,
             epoch=self._epoch.number,

@@ -12,13 +12,15 @@ from stoker.errors import UsageError
 from stoker.feed import loader_state as snapshots
 from stoker.feed.bad_samples import BadSamples
 from stoker.feed.balance import BalancedSampler, SampleCosts, balanced
-from stoker.feed.bookkeeping import LoaderBooks, LoaderState, Position, Rewind
+from stoker.feed.bookkeeping import LoaderBooks, LoaderState, Position, Rewind, RewoundGenerator
+from stoker.feed.global_draws import GlobalDraws, is_torchs
 from stoker.feed.interrupts import is_of_signal_handler
 from stoker.feed.loader_state import (
     digest_with,
     generators_of,
     progress_of,
     replay_sampler,
+    rewound_of,
 )
 from stoker.feed.seeding import Occurrences
 from stoker.feed.stream_progress import StreamProgress
@@ -35,6 +37,8 @@ class SamplerOrder:
         position: How far the epoch is.
         occurrences: How often the epoch has given each index, for the seeding `sample`; else None.
         keeps_stream: The loader has a `state_dict`, and its dataset is iterable.
+        global_draws: What a sampler that is not torch's draws from the process's generators; None:
+            a loader without workers, or torch's own sampler, which needs no look.
         keeps_draws: A resumed epoch's draw of a base seed stays, as in an epoch that begins.
     """
 
@@ -46,8 +50,9 @@ class SamplerOrder:
         # Also where only this rank makes its batches itself: the other ones count on its part.
         self._costs = books.costs
         self._sampler: Iterable[object] = loader._index_sampler
+        self._dealing: BalancedSampler | None = None
         if self._costs is not None:
-            self._sampler = balanced(loader, self._costs)
+            self._sampler = self._dealing = balanced(loader, self._costs)
         self._generator = loader.generator
         self._dataset = loader.dataset
         self._is_map_style = loader._dataset_kind == _DatasetKind.Map
@@ -57,9 +62,12 @@ class SamplerOrder:
         self._keeps_states = self._is_map_style and has_state
         self.keeps_stream = has_state and not self._is_map_style
         # The generators alone, and not the loader: finalizers hold this, and would keep it alive.
-        self._rewound = generators_of(self._parts) if is_fed and self._is_map_style else []
+        self._rewound: list[RewoundGenerator] = []
         self._num_ahead = loader.num_workers * (loader.prefetch_factor or 2)
         self._has_workers = loader.num_workers > 0
+        self.global_draws: GlobalDraws | None = None
+        if is_fed and self._is_map_style:
+            self._watch_draws(loader)
         self._keeps_ahead = bool(self._parts.stateful())
         # Counted where indices are handed out (`iterators`), not where they are drawn ahead.
         self.occurrences: Occurrences | None = None
@@ -67,6 +75,18 @@ class SamplerOrder:
         self._draws_seed = False
         self.keeps_draws = False
         self.begin(again=False)
+
+    def _watch_draws(self, loader: "DataLoader[object]") -> None:
+        # torch's own draw their order at once, or from a generator that they have made.
+        is_users = not is_torchs(loader._index_sampler)
+        may_draw_ahead = is_users and not self._has_workers
+        self._rewound = rewound_of(self._parts, with_globals=may_draw_ahead)
+        if not is_users or not self._has_workers:
+            return
+        self.global_draws = GlobalDraws(
+            self._sampler, num_ahead=self._num_ahead, are_seen=self._books.draws_as_asked
+        )
+        self._sampler = self.global_draws
 
     def begin(self, *, again: bool) -> None:
         """Begins an epoch, or resumes the one of a state that was loaded.
@@ -126,8 +146,8 @@ class SamplerOrder:
             # Of a run that did not balance.
             costs.forget()
         if state is None or state["begun"] is None:
-            dealing = cast("BalancedSampler", self._sampler)
-            costs.exchange(dealing.order_words(generators_of(self._parts)))
+            assert self._dealing is not None
+            costs.exchange(self._dealing.order_words(generators_of(self._parts)))
 
     @property
     def base_seed(self) -> int:
@@ -209,6 +229,8 @@ class SamplerOrder:
             position.ahead.append(index)
         if rewind is not None:
             rewind.after(position.num_drawn, num_taken=position.num_yielded or 0)
+        if self.global_draws is not None:
+            self._books.draws_as_asked = self.global_draws.are_seen
         return index
 
     def replay(self, position: Position) -> tuple[Iterator[object], deque[object]]:
@@ -285,7 +307,8 @@ class _Draws:
         position = self._position
         if position.resumed is not None and position.stream is None:
             self._iterator, self._ahead = self._order.replay(position)
-        if position.rewind is not None:
+        draws = self._order.global_draws
+        if position.rewind is not None and draws is None:
             # As far as torch's loader would have drawn: `Rewind` undoes draws, and makes none.
             self._keep_up(1 + (position.num_yielded or 0) + position.rewind.num_ahead)
         if self._ahead:

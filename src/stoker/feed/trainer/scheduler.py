@@ -137,6 +137,9 @@ class Scheduler(ABC):
         max_bytes: Bytes of batches that may wait, made or under way; one batch always may.
         head: The number that is delivered next.
         supplied: Numbers whose indices the sampler gave in this epoch.
+        num_ahead: Indices that are drawn ahead of the head in any case. Only of batches that any
+            peer may make.
+        is_in_step: No more are drawn, however many the window needs.
     """
 
     workers_live: Literal["session", "iterator", "epoch"] = "session"
@@ -147,6 +150,8 @@ class Scheduler(ABC):
         self.max_bytes = max_bytes
         self.head = 0
         self.supplied = 0
+        self.num_ahead = 0
+        self.is_in_step = False
         # The last number that was not there when the trainer asked for it.
         self._waited_for = 0
         self._is_complete = False
@@ -380,9 +385,12 @@ class BatchScheduler(Scheduler):
 
     def wanted(self, now: float) -> int:
         # At each arrival while the trainer waits: less than half of what `look` takes.
-        if self._is_complete or self._is_stocked():
+        if self._is_complete:
             return 0
-        return max(0, self.head + self.window(now) - self.supplied)
+        least = max(0, self.head + self.num_ahead - self.supplied)
+        if self.is_in_step or self._is_stocked():
+            return least
+        return max(least, self.head + self.window(now) - self.supplied)
 
     def is_over(self) -> bool:
         return self._is_complete and self.head >= self.supplied
@@ -522,10 +530,13 @@ class BatchScheduler(Scheduler):
     def look(self, now: float) -> tuple[int, bool]:
         has_free = self._has_free()
         is_stocked = self._is_complete or self._is_stocked()
+        least = 0 if self._is_complete else max(0, self.head + self.num_ahead - self.supplied)
         if is_stocked and not has_free:
-            return 0, False
+            return least, False
         limit = self.head + self.window(now)
-        wanted = 0 if is_stocked else max(0, limit - self.supplied)
+        wanted = least
+        if not is_stocked and not self.is_in_step:
+            wanted = max(least, limit - self.supplied)
         has_new = self._next_new < min(limit, self.supplied)
         return wanted, has_free and (has_new or bool(self._again))
 

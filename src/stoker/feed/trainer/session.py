@@ -86,10 +86,16 @@ class IndexSource:
 
     The iterator over the epoch has it, and its session does not: an error of the sampler knows all
     variables of the script, and a session lives as long as the process.
+
+    Attributes:
+        num_ahead: Indices that are drawn ahead of what is delivered in any case.
+        is_in_step: Returns whether no more are, however many hosts need.
     """
 
     indices: Iterator[Numbered]
     failure: PendingError = field(default_factory=PendingError)
+    num_ahead: int = 0
+    is_in_step: Callable[[], bool] = bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,6 +214,8 @@ class FeedSession:
                     self.schedule.mark_lost(peer)
             # First: it forgets the last epoch, also of shards that `divide` then replaces.
             self.schedule.begin()
+            self.schedule.num_ahead = request.source.num_ahead
+            self.schedule.is_in_step = request.source.is_in_step()
             if request.divide is not None:
                 request.divide(self.schedule)
             self._take_local(request.local)
@@ -434,7 +442,11 @@ class FeedSession:
         drawn: dict[int, AskedBatch] = {}
         source = self._source()
         is_last = source is None
+        was_in_step = self.schedule.is_in_step
         while source is not None and len(drawn) < wanted and self.is_busy and not is_last:
+            if source.is_in_step() and not was_in_step:
+                # The index before has shown how the sampler draws.
+                break
             try:
                 numbered = next(source.indices)
                 packed = pack_value(numbered.index, allow_pickle=True)
@@ -452,6 +464,7 @@ class FeedSession:
             if self.epoch_id == epoch_id and self.is_busy:
                 self._asked.update(drawn)
                 self.schedule.supply(len(drawn))
+                self.schedule.is_in_step = source is not None and source.is_in_step()
                 if is_last:
                     self.schedule.mark_complete()
             self._is_drawing = False
