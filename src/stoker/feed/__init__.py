@@ -33,6 +33,7 @@ modules beside this one by the question that brings you here; the first of each 
 | | `watched_workers` | workers whose deaths and hangs `feed.on_error` survives |
 | | `numbered_workers` | torch's workers, for the rest of an epoch |
 | What is asked of the sampler? | `sampler` | indices, counted and drawn as torch would |
+| | `global_draws` | does it draw from the process's generators, index by index? |
 | | `sample_index` | an index as people read it |
 | | `balance` | samples of a global batch, dealt to the ranks by what they cost |
 | | `dealt_steps` | what dealing has changed, for the log and `training.json` |
