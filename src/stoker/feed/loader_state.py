@@ -255,7 +255,8 @@ def rewound_of(parts: SamplerParts, *, with_globals: bool) -> list[RewoundGenera
     generators += [one for one in parts.generators.values() if not isinstance(one, torch.Generator)]
     if with_globals:
         generators += process_generators()
-    return [_rewound(one) for one in {id(one): one for one in generators}.values()]
+    by_identity = {id(one): one for one in generators}
+    return [_rewound(one) for one in by_identity.values()]
 
 
 def _rewound(generator: object) -> RewoundGenerator:
