@@ -215,10 +215,10 @@ class _RecentDraws:
         self._last = b""
 
     def restore(self, num_drawn: int) -> None:
-        known = dict(self._states)
-        if known and self._mark_here() == self._last:
+        states_after = dict(self._states)
+        if states_after and self._mark_here() == self._last:
             num_known, drawn = self._states[-1]
-            state = known.get(min(num_drawn, num_known), drawn)
+            state = states_after.get(min(num_drawn, num_known), drawn)
             self._generator.write(state)
             self._drawn, self._put_back = drawn, self._generator.mark(state)
         self.discard()
