@@ -970,7 +970,11 @@ def _equal(left: object, right: object) -> bool:
     if isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor):
         return torch.equal(left, right)
     if isinstance(left, dict) and isinstance(right, dict):
-        return left.keys() == right.keys() and all(_equal(left[key], right[key]) for key in left)
+        if left.keys() != right.keys():
+            return False
+        return all(_equal(left[key], right[key]) for key in left)
     if isinstance(left, list | tuple) and isinstance(right, list | tuple):
-        return len(left) == len(right) and all(map(_equal, left, right))
+        if len(left) != len(right):
+            return False
+        return all(map(_equal, left, right))
     return bool(left == right)

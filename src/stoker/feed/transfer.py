@@ -80,13 +80,14 @@ def transferred(tensors: Sequence[torch.Tensor], device: torch.device) -> list[t
         storage = storages.storages[transfer.storage]
         end = transfer.begin + transfer.nbytes
         # Beyond its end, where two storages begin at one address.
-        if len(transfer.numbers) > 1 and end <= storage.nbytes():
-            # Those bytes of the storage as a tensor, without a copy.
-            source = torch.empty(0, dtype=torch.uint8).set_(
-                storage, transfer.begin, (transfer.nbytes,), (1,)
-            )
-            cuts = _copied(source, transfer, device)
-            copies.update(zip(transfer.numbers, cuts, strict=True))
+        if len(transfer.numbers) == 1 or end > storage.nbytes():
+            continue
+        # Those bytes of the storage as a tensor, without a copy.
+        source = torch.empty(0, dtype=torch.uint8)
+        source.set_(storage, transfer.begin, (transfer.nbytes,), (1,))
+        cuts = _copied(source, transfer, device)
+        copies.update(zip(transfer.numbers, cuts, strict=True))
+    # Those that stand alone.
     for number, tensor in enumerate(tensors):
         if number not in copies:
             copies[number] = tensor.to(device, non_blocking=True)

@@ -84,19 +84,23 @@ class Service:
         self.dispatch.tick()
         if now - self._probed_at >= PROBE_SECONDS:
             self._probed_at = now
-            for session in self._sessions.values():
-                if session.is_ready and not session.requests:
-                    # Unchanged credits: zmq reports whether the trainer is still connected.
-                    message = protocol.Credits(session=session.name, credits=session.credits)
-                    self.outbox.send(session, message)
-                    if session.unreachable_since is None:
-                        self.reached_at = now
+            self._probe(now)
         for session in list(self._sessions.values()):
             since = session.unreachable_since
             if since is not None and now - since > UNREACHABLE_SECONDS:
                 self._close_session(session.name, "unreachable")
         for hosted in self._specs.overdue(now - SHIP_SECONDS):
             self._request(hosted)
+
+    def _probe(self, now: float) -> None:
+        for session in self._sessions.values():
+            if not session.is_ready or session.requests:
+                continue
+            # Unchanged credits: zmq reports whether the trainer is still connected.
+            message = protocol.Credits(session=session.name, credits=session.credits)
+            self.outbox.send(session, message)
+            if session.unreachable_since is None:
+                self.reached_at = now
 
     def drain(self) -> None:
         """Takes no further orders: batches that are begun are sent, queued ones are refused."""
@@ -674,21 +678,33 @@ class Agent:
             self._heard_at = time.monotonic()
             identity = frames[0].bytes
             try:
-                if len(frames) not in (2, 3):
-                    raise ProtocolError(f"message of {len(frames)} frames")
-                self._guard.proved(frames[1])
-                frame = frames[2].buffer if len(frames) == 3 else memoryview(b"")
-                message = _unpack(frames[1].buffer)
-                if isinstance(message, protocol.Piece):
-                    whole = self._assembly.take(identity, frame, is_last=message.is_last)
-                    if whole is None:
-                        continue
-                    message = _unpack(whole)
-                    frame = memoryview(b"")
-                self._service.take(identity, message, frame)
+                self._take(identity, frames[1:])
             # Only this message is refused: its peer has the token, so this is a bug, not an attack.
             except ProtocolError as err:
                 self._service.warn(identity, EventName.MALFORMED_PEER, str(err))
+
+    def _take(self, identity: bytes, frames: Sequence[zmq.Frame]) -> None:
+        """Takes a message, or a piece of a long one.
+
+        Args:
+            identity: Of the peer.
+            frames: The packed message, and what comes with some.
+
+        Raises:
+            ProtocolError: If it is malformed.
+        """
+        if len(frames) not in (1, 2):
+            raise ProtocolError(f"message of {len(frames) + 1} frames")
+        self._guard.proved(frames[0])
+        frame = frames[1].buffer if len(frames) == 2 else memoryview(b"")
+        message = _unpack(frames[0].buffer)
+        if isinstance(message, protocol.Piece):
+            whole = self._assembly.take(identity, frame, is_last=message.is_last)
+            if whole is None:
+                return
+            message = _unpack(whole)
+            frame = memoryview(b"")
+        self._service.take(identity, message, frame)
 
     def _is_still_draining(self) -> bool:
         if self._state != "draining":

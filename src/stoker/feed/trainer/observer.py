@@ -5,7 +5,7 @@ read as differences, so a lost report loses nothing.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from stoker.feed.wire.protocol import FeedWork, HostWork, Made, WorkerWork
@@ -132,21 +132,6 @@ class Observer:
                 sum(state.shards for state in states),
                 max(state.shard_workers for state in states),
             )
-        for host in credits:
-            self._hosts[host]  # Listed from now on.
-        hosts = list(self._hosts.items())[:MAX_HOSTS_TOLD]
-        # The hosts share the room of one message.
-        max_workers = MAX_WORKERS_TOLD // max(len(hosts), 1)
-        works: list[HostWork] = []
-        for host, books in hosts:
-            work = books.work(
-                host,
-                is_local=host == self._own_host,
-                in_flight=in_flight[host],
-                credits=credits.get(host, 0),
-                max_workers=max_workers,
-            )
-            works.append(work)
         return FeedWork(
             seconds=self._clock() - self._began,
             taken=self._taken,
@@ -155,5 +140,25 @@ class Observer:
             window=window,
             shards=self._shards[0],
             shard_workers=self._shards[1],
-            hosts=tuple(works),
+            hosts=tuple(self._host_works(in_flight)),
         )
+
+    def _host_works(self, in_flight: Counter[str]) -> Iterator[HostWork]:
+        """Yields what each host has done, those that have credits now included.
+
+        Args:
+            in_flight: Batches that each was asked for and has not sent.
+        """
+        for host in self._credits:
+            self._hosts[host]  # Listed from now on.
+        hosts = list(self._hosts.items())[:MAX_HOSTS_TOLD]
+        # The hosts share the room of one message.
+        max_workers = MAX_WORKERS_TOLD // max(len(hosts), 1)
+        for host, books in hosts:
+            yield books.work(
+                host,
+                is_local=host == self._own_host,
+                in_flight=in_flight[host],
+                credits=self._credits.get(host, 0),
+                max_workers=max_workers,
+            )

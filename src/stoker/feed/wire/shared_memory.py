@@ -58,12 +58,13 @@ class SharedRanges:
     def __init__(self, maps: str) -> None:
         """Reads /proc/self/maps: a read-only map counts where the same file is mapped writable."""
         lines = [line for line in _SHARED_MAP.findall(maps) if not line[4].startswith(_OF_DRIVERS)]
-        writable = {inode for _, _, rights, inode, _ in lines if rights == "rw"}
-        ranges = [
-            (int(start, 16), int(end, 16)) for start, end, _, inode, _ in lines if inode in writable
-        ]
-        self._starts = [start for start, _ in ranges]
-        self._ends = [end for _, end in ranges]
+        writable_inodes = {inode for _, _, rights, inode, _ in lines if rights == "rw"}
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+        for start, end, _, inode, _ in lines:
+            if inode in writable_inodes:
+                self._starts.append(int(start, 16))
+                self._ends.append(int(end, 16))
 
     def __contains__(self, address: int) -> bool:
         # The kernel lists maps by address, and they do not overlap.
