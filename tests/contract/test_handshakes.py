@@ -105,7 +105,7 @@ def test_who_sends_in_the_turn_in_which_he_is_let_in_waits_for_no_handshake(monk
         # As where both came after the poll, next to another one's handshake that it saw.
         guard.handle({allow_list.socket}, 0.0)
         assert server.poll(10_000)
-        guard.proved(server.recv_multipart(copy=False)[1])
+        guard.note_proved(server.recv_multipart(copy=False)[1])
         monkeypatch.setattr(crypto, "MAX_WAITING", 0)
         guard.handle({guard.monitor}, 0.0)
         assert cuts.reasons == []

@@ -53,8 +53,8 @@ from stoker.feed.balance import (
     sizes_of,
     why_unbalanced,
 )
+from stoker.feed.balance_figures import BalanceFile, BalanceNews, DealtSteps, read_balance
 from stoker.feed.bookkeeping import LoaderBooks, TrainerProcess, line_words, note_making
-from stoker.feed.dealt_steps import BalanceFile, BalanceNews, DealtSteps, read_balance
 from stoker.feed.loader_state import load, state_of
 from stoker.feed.remote_iterators import _begins_balance, _name_of
 from stoker.feed.sampler import SamplerOrder, yielded

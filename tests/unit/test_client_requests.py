@@ -15,8 +15,8 @@ from stoker.errors import FeedLostError
 from stoker.feed.lost_samples import ALL_SAMPLES, SampleInWork
 from stoker.feed.timeline import Timeline
 from stoker.feed.trainer.client import Requester
+from stoker.feed.trainer.host_watch import ALL_GONE_SECONDS, LOST_GRACE_SECONDS, HostWatch
 from stoker.feed.trainer.late_batches import LateBatches
-from stoker.feed.trainer.lost_hosts import ALL_GONE_SECONDS, LOST_GRACE_SECONDS, HostWatch
 from stoker.feed.trainer.scheduler import BatchScheduler
 from stoker.feed.trainer.session import (
     LOCAL,

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from stoker.feed.wire import module_values
+from stoker.feed.wire.import_hooks import when_imported
 from stoker.feed.wire.module_values import ScriptFiles, set_plain_values
 from stoker.feed.wire.process_settings import RANK_SETTINGS_BYTES, InheritedSettings, _packed_in
 from stoker.feed.wire.python_settings import started_otherwise, unsent_handlers
-from stoker.feed.wire.when_imported import when_imported
 
 LOCK = threading.Lock()
 CONFIG = """

@@ -25,7 +25,7 @@ def observer(clock: Clock | None = None) -> Observer:
 
 
 def came(books: Observer, host: str | None, worker: int = 0, *, is_wanted: bool = True) -> None:
-    books.came(
+    books.note_batch(
         host,
         Result(WorkerJob((), ORDER), worker, cpu_seconds=0.25, wall_seconds=0.5),
         frame_bytes=1000,

@@ -207,7 +207,7 @@ def test_the_books_tell_loading_in_the_trainer_from_its_steps(tmp_path):
             watched.ask()
             burn(0.002)
             watched.got(8)
-            usage.saw({"images": torch.zeros(256), "label": 1})
+            usage.count_batch({"images": torch.zeros(256), "label": 1})
             burn(0.001)
         watched.end()
     timeline.close()

@@ -36,7 +36,7 @@ modules beside this one by the question that brings you here; the first of each 
 | | `global_draws` | does it draw from the process's generators, index by index? |
 | | `sample_index` | an index as people read it |
 | | `balance` | samples of a global batch, dealt to the ranks by what they cost |
-| | `dealt_steps` | what dealing has changed, for the log and `training.json` |
+| | `balance_figures` | what dealing has changed, for the log and `training.json` |
 | Can data hosts make it? | `changes` | does the script change the dataset between two batches? |
 | | `reachable` | what objects refer to, read without running their code |
 | | `open_files` | would forked workers share an open file? |
@@ -64,7 +64,7 @@ modules beside this one by the question that brings you here; the first of each 
 | | `bad_samples` | the list of them, and when they are too many |
 | | `doubts` | did it fail by itself, or by what failed before it? |
 | | `lost_samples` | what a worker is told of a sample that ended or blocked an earlier one |
-| | `unlike_samples` | samples that cannot be collated with the others of a batch |
+| | `mismatched_samples` | samples that cannot be collated with the others of a batch |
 | | `left_behind`, `process_state` | what a sample leaves changed in its process |
 | How much memory? | `memory` | bytes of batches, and how many bytes may wait |
 | | `memory_guard` | fewer batches wait before the kernel kills a process |

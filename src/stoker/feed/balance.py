@@ -51,7 +51,7 @@ from torch.utils.data import (
 )
 
 from stoker.errors import FeedError
-from stoker.feed.dealt_steps import DealtSteps
+from stoker.feed.balance_figures import DealtSteps
 from stoker.units import with_article
 
 # Classes of cost for each doubling of the bytes: one is 1.1% more than the one before.

@@ -28,8 +28,8 @@ from stoker.feed.bad_samples import (
     BadSamplesState,
     ListedBatch,
 )
+from stoker.feed.balance_figures import BalanceFile, BalanceNews
 from stoker.feed.data_worker import is_worker
-from stoker.feed.dealt_steps import BalanceFile, BalanceNews
 from stoker.feed.doubts import ErrorTrust
 from stoker.feed.resource_usage import Usage
 from stoker.feed.short_loaders import LoaderLife, LoaderLine, made_here_words

@@ -1,4 +1,7 @@
-"""Times of whole epochs, from the rows of a timeline: the first batches, and what lies between."""
+"""Times of whole epochs, from the rows of a timeline: the first batches, and what lies between.
+
+Profiles and the log of a run's progress ask for them: an epoch is longer than its steps.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field

@@ -1,4 +1,8 @@
-"""Exceptions that a signal's handler raises in the middle of something else."""
+"""Exceptions that a signal's handler raises in the middle of something else.
+
+They are no error of the sampler or dataset that ran just then: `sampler`, `tolerance` and the
+session let them pass.
+"""
 
 import functools
 import signal

@@ -255,7 +255,7 @@ class Epoch:
             self._judge(size)
         usage = self._process.timeline.usage
         if usage is not None:
-            usage.saw(batch)
+            usage.count_batch(batch)
         return batch
 
     def now(self) -> float:
@@ -265,7 +265,7 @@ class Epoch:
     def end_in_finalizer(self) -> None:
         self.steps.end_in_finalizer()
 
-    def measured(self, sizes: bytes) -> None:
+    def note_costs(self, sizes: bytes) -> None:
         """Notes what the samples of the next batch cost, before the script gets it.
 
         Args:

@@ -1,4 +1,7 @@
-"""Samples that end or block the process that makes them, as that process is told of them."""
+"""Samples that ended or blocked a worker: how its pool tells the next worker of them.
+
+`workers.crashes` finds such a sample; the worker that makes its batch after that leaves it out.
+"""
 
 import msgspec
 

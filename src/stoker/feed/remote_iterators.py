@@ -330,7 +330,7 @@ class FeedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[misc]
         notes = outcome.samples
         if notes.bad:
             self._epoch.note_bad(notes.bad, outcome.maker)
-        self._epoch.measured(notes.sizes)
+        self._epoch.note_costs(notes.sizes)
         if self._may_pin:
             device = self._unasked_pinning()
             if device is not None:

@@ -155,13 +155,14 @@ class Usage:
             self._is_read = False
             self._next_cpu = time.thread_time() - self._read[2]
 
-    def saw(self, batch: object) -> None:
+    def count_batch(self, batch: object) -> None:
+        """Adds the bytes of a loader's first batches, which show what one of its batches has."""
         usage = self._books.loaders.get(self._key[0]) if self._key else None
         if usage is not None and usage.sized_batches < _SIZED_BATCHES:
             usage.sized_batches += 1
             usage.batch_bytes += num_bytes(batch)
 
-    def ended(self) -> None:
+    def end(self) -> None:
         if self._key is not None:
             self._open.discard(self._key)
         self._end_span()
@@ -173,7 +174,7 @@ class Usage:
         self._key = None
         self._span = None
 
-    def ended_in_finalizer(self, loader: int, epoch: int) -> None:
+    def end_in_finalizer(self, loader: int, epoch: int) -> None:
         self._open.discard((loader, epoch))
         if self._key == (loader, epoch):
             self._add_last_steps(loader)

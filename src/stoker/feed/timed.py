@@ -124,7 +124,7 @@ class _TimedIterator(Iterator[_T]):
             raise
         self._epoch.got(self._count(batch))
         if self._epoch.usage is not None:
-            self._epoch.usage.saw(batch)
+            self._epoch.usage.count_batch(batch)
         return batch
 
     def _count(self, batch: _T) -> int:

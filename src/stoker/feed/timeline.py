@@ -483,7 +483,7 @@ class Timeline:
         """Writes the rest, or the header if there was no step; may be called twice."""
         self.flush(is_last=True)
         if self.usage is not None and self._path is not None:
-            self.usage.ended()
+            self.usage.end()
             self.usage.write()
         self._path = None
 
@@ -566,12 +566,12 @@ class Steps:
         self._complete(self._clock())
         self._timeline.flush()
         if self._timeline.usage is not None:
-            self._timeline.usage.ended()
+            self._timeline.usage.end()
 
     def end_in_finalizer(self) -> None:
         self._complete(self._clock(), may_write=False)
         if self._timeline.usage is not None:
-            self._timeline.usage.ended_in_finalizer(self._loader, self._epoch)
+            self._timeline.usage.end_in_finalizer(self._loader, self._epoch)
 
     def _complete(self, now: float, *, may_write: bool = True) -> None:
         if self._open is None:

@@ -26,10 +26,10 @@ from stoker.feed import why_unfed
 from stoker.feed.interrupts import is_of_signal_handler
 from stoker.feed.left_behind import Contained
 from stoker.feed.lost_samples import ALL_SAMPLES, NO_SAMPLE, LostSample
+from stoker.feed.mismatched_samples import first_unlike
 from stoker.feed.process_state import ProcessState
 from stoker.feed.sample_index import shown_index, words_of_sample
 from stoker.feed.seeding import Seeder, index_bytes
-from stoker.feed.unlike_samples import first_unlike
 from stoker.feed.why_unfed import Cause
 from stoker.feed.wire.host_errors import (
     cause_on_host,

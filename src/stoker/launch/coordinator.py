@@ -448,7 +448,7 @@ class Coordinator:
                 frames = socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
-            guard.proved(frames[-1])
+            guard.note_proved(frames[-1])
             sender = frames[0].bytes
             try:
                 if len(frames) != 2:

@@ -27,7 +27,7 @@ from stoker.failure_reasons import (
     words_of_feed,
 )
 from stoker.feed.bad_samples import join_files
-from stoker.feed.dealt_steps import read_balance
+from stoker.feed.balance_figures import read_balance
 from stoker.feed.rank_reports import all_batches, counted_steps
 from stoker.feed.resource_usage import read_usage
 from stoker.feed.timeline import FILE as TIMELINE_FILE

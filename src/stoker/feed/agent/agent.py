@@ -695,7 +695,7 @@ class Agent:
         """
         if len(frames) not in (1, 2):
             raise ProtocolError(f"message of {len(frames) + 1} frames")
-        self._guard.proved(frames[0])
+        self._guard.note_proved(frames[0])
         frame = frames[1].buffer if len(frames) == 2 else memoryview(b"")
         message = _unpack(frames[0].buffer)
         if isinstance(message, protocol.Piece):

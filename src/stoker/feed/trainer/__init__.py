@@ -8,7 +8,7 @@
 | | `shards` | of an iterable dataset: a shard is pinned to one host |
 | | `shared_batch` | first and last batches, made by several hosts |
 | | `late_batches` | when a batch is given up |
-| | `lost_hosts` | how long a loader waits without hosts |
+| | `host_watch` | how long a loader waits without hosts |
 | Who makes them here? | `local_workers` | child processes of the trainer |
 | How does a batch arrive? | `links` | the trainer's links to coordinator and agents |
 | | `control_connection` | a link's messages |

@@ -275,7 +275,7 @@ class Answers:
             if is_wanted:
                 session.deliver(made.batch_number, outcome)
                 _tell_of_shares(self._shared, self._observer, session, made.batch_number, host)
-            self._observer.came(host, made, frame_bytes=nbytes, is_wanted=is_wanted)
+            self._observer.note_batch(host, made, frame_bytes=nbytes, is_wanted=is_wanted)
             if session.is_due:
                 session.ring()
             has_work = session.schedule.may_assign() or session.schedule.may_share()
@@ -427,7 +427,7 @@ def _tell_of_shares(
     """
     passed_on = session.sharing.passed_on.pop(batch_number, None)
     if passed_on:
-        observer.shared(passed_on)
+        observer.note_shared(passed_on)
         samples = ", ".join(f"{number} of {other}" for other, number in passed_on.items())
         shared.log.event(
             EventName.BATCH_SHARED,
@@ -509,7 +509,7 @@ class LocalAnswers:
                 own=result.own_state,
             )
             if result.error is None:
-                self._observer.came(None, result, frame_bytes=size, is_wanted=is_wanted)
+                self._observer.note_batch(None, result, frame_bytes=size, is_wanted=is_wanted)
         if not is_wanted:
             return
         # Without the lock: to pin a batch takes a copy.

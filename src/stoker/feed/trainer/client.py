@@ -29,9 +29,9 @@ from stoker.feed.memory_guard import MemoryGuard
 from stoker.feed.trainer.answers import Answers, LocalAnswers, mark_peer_lost, reassign_local
 from stoker.feed.trainer.buffers import BatchBuffers
 from stoker.feed.trainer.control_connection import GOODBYE_SECONDS, ZmqContext
+from stoker.feed.trainer.host_watch import HostWatch
 from stoker.feed.trainer.late_batches import LateBatches
 from stoker.feed.trainer.links import AgentLink, Link
-from stoker.feed.trainer.lost_hosts import HostWatch
 from stoker.feed.trainer.observer import Observer, SessionState
 from stoker.feed.trainer.pinned import PinnedMemory
 from stoker.feed.trainer.scheduler import BatchScheduler, Peer, Scheduler

@@ -86,7 +86,7 @@ class Observer:
         self._credits: dict[str, int] = {}
         self._shards = (0, 0)
 
-    def came(
+    def note_batch(
         self, host: str | None, batch: Made | Result, *, frame_bytes: int, is_wanted: bool
     ) -> None:
         """Counts a batch from a data host, or (None) from a local worker."""
@@ -99,7 +99,7 @@ class Observer:
         batches, busy_seconds = books.workers.get(batch.worker, (0, 0.0))
         books.workers[batch.worker] = (batches + 1, busy_seconds + batch.wall_seconds)
 
-    def shared(self, samples: Mapping[str, int]) -> None:
+    def note_shared(self, samples: Mapping[str, int]) -> None:
         """Counts samples of a batch that came from other hosts than the one that collated it.
 
         Args:

@@ -25,6 +25,6 @@
 | | `python_settings`, `torch_settings`, `library_settings` | their tables |
 | | `module_values` | values that the script sets in modules |
 | | `inherited` | the form of one setting |
-| | `when_imported` | a setting of a library that is not imported yet |
+| | `import_hooks` | a setting of a library that is not imported yet |
 | | `process_group` | the process group of torch.distributed |
 """

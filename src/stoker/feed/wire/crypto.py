@@ -282,7 +282,12 @@ class HandshakeGuard:
         else:
             self._log.add(address, "no handshake of this run")
 
-    def proved(self, frame: zmq.Frame) -> None:
+    def note_proved(self, frame: zmq.Frame) -> None:
+        """Notes that a connection is authenticated, as a message came by it.
+
+        Args:
+            frame: Of the message; it knows its connection.
+        """
         if self._waiting:
             self._waiting.pop(int(frame.get("__fd")), None)
 

@@ -18,9 +18,9 @@ from pathlib import PurePath
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, cast
 
+from stoker.feed.wire.import_hooks import when_imported
 from stoker.feed.wire.imported_code import INSTALLED
 from stoker.feed.wire.pickling import SpecPickler
-from stoker.feed.wire.when_imported import when_imported
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer

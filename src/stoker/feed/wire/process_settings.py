@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
+from stoker.feed.wire.import_hooks import when_imported
 from stoker.feed.wire.inherited import UNKNOWN, InheritedObjects, InheritedSetting, setting
 from stoker.feed.wire.library_settings import LIBRARY_OBJECTS, LIBRARY_SETTINGS
 from stoker.feed.wire.module_values import (
@@ -32,7 +33,6 @@ from stoker.feed.wire.python_settings import (
     unsent_handlers,
 )
 from stoker.feed.wire.torch_settings import TORCH_OBJECTS, TORCH_SETTINGS, unsent_device
-from stoker.feed.wire.when_imported import when_imported
 
 # A fixed size, left out of a spec's digest.
 RANK_SETTINGS_BYTES = 16384

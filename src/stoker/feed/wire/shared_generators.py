@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from stoker.feed.module_generators import GENERATORS, global_generators, module_generators
-from stoker.feed.wire.when_imported import when_imported
+from stoker.feed.wire.import_hooks import when_imported
 
 
 class _HasState(Protocol):

@@ -3,8 +3,8 @@
 import dataclasses
 from typing import TYPE_CHECKING
 
+from stoker.feed.wire.import_hooks import when_imported
 from stoker.feed.wire.inherited import InheritedObjects, setting
-from stoker.feed.wire.when_imported import when_imported
 
 if TYPE_CHECKING:
     import torch

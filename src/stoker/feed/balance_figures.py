@@ -1,6 +1,7 @@
-"""What dealing the samples of global batches has changed, or why they are not dealt, as it is told.
+"""How evenly the ranks are loaded with and without `feed.balance`, or why it deals no samples.
 
-Rank 0 tells it: in a line of the log, and in a file of the run's outputs, for `training.json`.
+`balance` counts it; rank 0 tells it in a line of the log, and in a file of the run's outputs, from
+which `launch.finish` takes it for `training.json`.
 """
 
 import contextlib
