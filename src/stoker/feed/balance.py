@@ -325,9 +325,14 @@ def difference_of(orders: Sequence[RankOrder]) -> str:
 
 def _differing(first: str, other: str) -> tuple[str, str]:
     """Returns those parts of two texts, divided by commas, that are not the same."""
+    of_first: list[str] = []
+    of_other: list[str] = []
     parts = itertools.zip_longest(first.split(", "), other.split(", "), fillvalue="none")
-    differing = [(ours, theirs) for ours, theirs in parts if ours != theirs]
-    return ", ".join(ours for ours, _ in differing), ", ".join(theirs for _, theirs in differing)
+    for ours, theirs in parts:
+        if ours != theirs:
+            of_first.append(ours)
+            of_other.append(theirs)
+    return ", ".join(of_first), ", ".join(of_other)
 
 
 class RankGroup:

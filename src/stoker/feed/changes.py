@@ -614,13 +614,25 @@ def _environment(names: tuple[str, ...]) -> Referrer:
 
 def _files_of(places: Sequence[_WatchedPlace], *, but: Collection[object]) -> list[_WatchedLeaf]:
     """Returns files that attributes of a user's object name; looks at 8 names at most."""
-    named: list[tuple[str, object]] = []
+    leaves: list[_WatchedLeaf] = []
+    for path, name in islice(_file_names_in(places, but=but), _MAX_FILES):
+        mark = _mark_of_file(name)
+        if mark is not None:
+            leaves.append(_WatchedLeaf(path, name, mark))
+    return leaves
+
+
+def _file_names_in(
+    places: Sequence[_WatchedPlace], *, but: Collection[object]
+) -> Iterator[tuple[str, object]]:
+    """Yields what may be names of files, with the paths of the attributes that hold them."""
     for place in places:
-        if place.part.kind == "attributes" and _is_of_users(place.part.holder):
-            named += zip(place.names, cast("list[object]", place.all), strict=False)
-    files = islice((pair for pair in named if _is_path(pair[1]) and pair[1] not in but), _MAX_FILES)
-    leaves = [_WatchedLeaf(path, value, _mark_of_file(value)) for path, value in files]
-    return [leaf for leaf in leaves if leaf.mark is not None]
+        if place.part.kind != "attributes" or not _is_of_users(place.part.holder):
+            continue
+        values = cast("list[object]", place.all)
+        for path, value in zip(place.names, values, strict=False):
+            if _is_path(value) and value not in but:
+                yield path, value
 
 
 def _is_path(value: object) -> bool:

@@ -272,11 +272,18 @@ class Epoch:
             sizes: As `balance.sizes_of` packs them; empty: they were not measured.
         """
         costs = self._books.costs
-        if costs is not None and self._indices:
-            skipped = {one.place for one in self._bad_now if not one.replaced_by}
-            indices = list(enumerate(cast("Iterable[object]", self._indices[0])))
-            costs.note([index for place, index in indices if place not in skipped], sizes)
-            costs.note_skipped([index for place, index in indices if place in skipped])
+        if costs is None or not self._indices:
+            return
+        skipped_places = {bad.place for bad in self._bad_now if not bad.replaced_by}
+        delivered: list[object] = []
+        skipped: list[object] = []
+        for place, index in enumerate(cast("Iterable[object]", self._indices[0])):
+            if place in skipped_places:
+                skipped.append(index)
+            else:
+                delivered.append(index)
+        costs.note(delivered, sizes)
+        costs.note_skipped(skipped)
 
     def note_bad(self, bad: tuple[BadSample, ...], maker: tuple[str, int]) -> None:
         """Lists the bad samples of the next batch, before the script gets it."""

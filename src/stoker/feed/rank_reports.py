@@ -124,15 +124,16 @@ def counted_steps(
 
     0 only where a loader or an optimizer was there and did nothing; None: unknown.
     """
-    batches = [steps_in(steps) for steps in timelines.values()]
-    batches += [report.steps for report in progress.values()]
-    if any(batches):
-        return max(batches)
+    num_batches = [steps_in(steps) for steps in timelines.values()]
+    num_batches += [report.steps for report in progress.values()]
+    if any(num_batches):
+        return max(num_batches)
     loadings = read_loadings(output)
-    steps = [loading.optimizer_steps for loading in loadings]
-    if any(steps):
-        return max(count or 0 for count in steps)
-    if None in steps or any(loading.seen for loading in loadings):
+    # None: a compiled step counts none.
+    optimizer_steps = [loading.optimizer_steps for loading in loadings]
+    if any(optimizer_steps):
+        return max(count or 0 for count in optimizer_steps)
+    if None in optimizer_steps or any(loading.seen for loading in loadings):
         return None
     is_idle = has_no_step(output) or any(loading.has_optimizer for loading in loadings)
     return 0 if is_idle else None

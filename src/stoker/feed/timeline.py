@@ -163,14 +163,21 @@ def block_means(
     for step in steps:
         epochs.setdefault(step.epoch, []).append(step)
     per_block = BLOCK_STEPS * max(1, sum(step.weight for step in steps) // _MAX_BLOCKS)
-    means = []
+    means: list[float] = []
     for epoch_steps in epochs.values():
-        count = max(1, len(epoch_steps) // BLOCK_STEPS)
-        bounds = [len(epoch_steps) * block // count for block in range(count + 1)]
-        for low, high in pairwise(bounds):
-            stands_for = sum(step.weight for step in epoch_steps[low:high]) // per_block
-            means += [fmean(map(value, epoch_steps[low:high]))] * max(1, stands_for)
+        for block in _blocks(epoch_steps):
+            num_means = max(1, sum(step.weight for step in block) // per_block)
+            mean = fmean(map(value, block))
+            means += [mean] * num_means
     return means
+
+
+def _blocks(steps: Sequence[MeasuredStep]) -> Iterator[Sequence[MeasuredStep]]:
+    """Yields the steps of an epoch in blocks of nearly the same length."""
+    count = max(1, len(steps) // BLOCK_STEPS)
+    bounds = [len(steps) * block // count for block in range(count + 1)]
+    for low, high in pairwise(bounds):
+        yield steps[low:high]
 
 
 def read_timeline(path: Path) -> list[MeasuredStep]:
@@ -398,7 +405,13 @@ class Timeline:
         return self._whole(sums_of_loaders)
 
     def gap(self, loader: int, *, asked: float, ended: float) -> float | None:
-        """Returns the time since the loader's last step, and notes this one; None: the first."""
+        """Returns the time since the loader's last step, and notes this one; None: the first.
+
+        Args:
+            loader: Its number.
+            asked: When its batch was asked for.
+            ended: When its step ended.
+        """
         before = self._ends.get(loader)
         self._ends[loader] = ended
         return None if before is None else max(0.0, asked - before)

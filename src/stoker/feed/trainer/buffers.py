@@ -162,16 +162,25 @@ def _flat_container(tag: Tag, items: list[object], num_new: int, *, first: int) 
 
     One call for 300 tensors by name, not one for each.
     """
-    keys = items[::2] if tag == Tag.DICT else []
-    values = items[1::2] if tag == Tag.DICT else items
-    has_tensors = all(isinstance(value, list) and value[0] == Tag.TENSOR for value in values)
-    if not has_tensors or num_new != len(values) or any(isinstance(key, list) for key in keys):
+    keys: list[object] = []
+    values = items
+    if tag == Tag.DICT:
+        keys = items[::2]
+        values = items[1::2]
+    if num_new != len(values) or not all(map(_is_tensor, values)):
+        return None
+    # Keys that are no plain scalars.
+    if any(isinstance(key, list) for key in keys):
         return None
     places = slice(first, first + len(values))
     if tag == Tag.DICT:
         return lambda tensors: dict(zip(keys, tensors[places], strict=True))
     make = list if tag == Tag.LIST else tuple
     return lambda tensors: make(tensors[places])
+
+
+def _is_tensor(node: object) -> bool:
+    return isinstance(node, list) and node[0] == Tag.TENSOR
 
 
 def _has_tuples(node: object) -> bool:

@@ -1,6 +1,7 @@
 """What workers are asked for, a batch or a part of one, and what comes of it."""
 
 import contextlib
+import math
 import mmap
 import os
 from collections import deque
@@ -173,6 +174,11 @@ class Result:
             self.part.close()
 
 
+def _num_parts(places: Places, most_samples: int) -> int:
+    first, end = places
+    return math.ceil((end - first) / most_samples)
+
+
 def _within(places: Iterable[Places], first: int, last: int) -> Iterator[Places]:
     """Returns of those places the ones from `first` to before `last`."""
     for begin, end in places:
@@ -322,13 +328,15 @@ class SplitBatch:
 
         None, if there might be more parts than a message has descriptors for.
         """
-        step = shares.part_samples
-        num_foreign = sum(-(-(last - first) // step) for first, last in shares.elsewhere)
-        num_own = len(self.keys) + sum(-(-(end - begin) // self.step) for begin, end in self._left)
-        # Of the same length, they are the same parts.
-        is_safe = step == self.step or num_own + num_foreign + 1 <= pipe.MAX_DESCRIPTORS
-        if self.elsewhere or not is_safe:
+        if self.elsewhere:
             return
+        step = shares.part_samples
+        # Of the same length, they are the same parts.
+        if step != self.step:
+            num_foreign = sum(_num_parts(places, step) for places in shares.elsewhere)
+            num_left = sum(_num_parts(places, self.step) for places in self._left)
+            if len(self.keys) + num_left + num_foreign + 1 > pipe.MAX_DESCRIPTORS:
+                return
         self.foreign_samples = step
         self.elsewhere = shares.elsewhere
         for first, last in shares.elsewhere:
