@@ -830,6 +830,11 @@ def stream_error(dataset: object) -> UsageError:
 def progress_of(begun: EpochBeginning, dataset: object, *, is_inline: bool) -> StreamProgress:
     """Returns the progress of an iterable dataset; earlier versions saved only the dataset's own.
 
+    Args:
+        begun: How the epoch began, of a state.
+        dataset: Of the loader, for an error.
+        is_inline: The loader has no workers.
+
     Raises:
         UsageError: If the state has neither.
     """
@@ -880,10 +885,23 @@ def replay_sampler(
     epoch: int,
     rewind: Rewind | None = None,
 ) -> tuple[Iterator[object], deque[object]]:
-    """Draws what `begun` says was drawn; sets random states to do so.
+    """Draws again what an epoch had drawn when its state was taken.
 
-    Returns the rest of the sampler, and what was drawn and not yielded. Raises UsageError if the
-    sampler does not give the same again.
+    Args:
+        sampler: Of the loader.
+        parts: Its samplers and generators, whose states are set to draw the same.
+        begun: How the epoch began, and how far it was.
+        now: States when the loader's was taken: a sampler that holds itself how far it is continues
+            from these.
+        occurrences: Counts what the script has; None: nothing is counted.
+        epoch: For an error.
+        rewind: Notes states between the draws; None: nobody goes back.
+
+    Returns:
+        The rest of the sampler, and what was drawn and not yielded.
+
+    Raises:
+        UsageError: The sampler does not give the same again.
     """
     at_iter = begun["at_iter"]
     assert at_iter is not None
@@ -913,8 +931,12 @@ def replay_sampler(
         _set_random(parts, now)
         iterator = iter(()) if begun["is_drawn_out"] else iter(sampler)
         return iterator, deque(begun["ahead"])
+    raise _not_the_same_again(parts, begun, epoch=epoch)
+
+
+def _not_the_same_again(parts: SamplerParts, begun: EpochBeginning, *, epoch: int) -> UsageError:
     names = ", ".join(type(sampler).__name__ for sampler in parts.samplers.values())
-    raise UsageError(
+    return UsageError(
         f"the sampler ({names}) did not give the same {begun['num_drawn']} batches as before the "
         "state was taken",
         where=f"epoch {epoch}, {begun['num_yielded']} batches yielded",

@@ -308,9 +308,12 @@ class Seeder:
         self.seeds_from = 0
 
     def place(self, seed_words: Sequence[int], index: object, place: int) -> bytes:
-        """Seeds for the sample at `place`, and the rest of its stretch; returns its digest.
+        """Seeds for a sample, and the rest of its stretch; returns its digest.
 
-        Its occurrence, if not 0, follows the batch's words.
+        Args:
+            seed_words: Of the batch; the occurrence of the index follows them, if not 0.
+            index: Of the sample.
+            place: In the batch.
         """
         self.seeds_from = place + self._stretch_samples - place % self._stretch_samples
         if self._held.followed:

@@ -309,8 +309,16 @@ class HostedSpec:
     def take_piece(
         self, piece: memoryview, *, offset: int, nbytes: int, shipper: bytes, now: float
     ) -> bool:
-        """Takes a piece of a pickle of `nbytes`; returns True if it is complete."""
-        # A first piece, or the same trainer was asked twice; pieces of two are not one spec.
+        """Takes a piece of the pickle; returns True if it is complete.
+
+        Args:
+            piece: Its bytes.
+            offset: At which it begins.
+            nbytes: Of the whole pickle.
+            shipper: Identity of the trainer that sends it: pieces of two are not one spec.
+            now: Monotonic seconds.
+        """
+        # A first piece, or the same trainer was asked twice.
         if offset == 0 and (self.arrival is None or self.shipper == shipper):
             if self.arrival is not None:
                 self.arrival.close()
@@ -560,7 +568,13 @@ class Specs:
         return {spec.digest for spec in loaded if spec.has_ready_worker()}
 
     def can_take(self, digest: str, key: PoolKey, *, may_begin: bool) -> bool:
-        """Returns whether a job can be assigned; without `may_begin`, only behind another job."""
+        """Returns whether a job can be assigned.
+
+        Args:
+            digest: Of the spec.
+            key: Of the pool.
+            may_begin: A worker may begin it at once; else it may only wait behind another job.
+        """
         pool = self._specs[digest].pools.get(key)
         if pool is None:
             return may_begin
@@ -571,7 +585,13 @@ class Specs:
         return sum(pool.busy_count for pool in self._pools())
 
     def assign(self, digest: str, key: PoolKey, job: WorkerJob) -> None:
-        """Gives a job to a pool's worker, after `can_take`; starts the pool if it is the first."""
+        """Gives a job to a pool's worker; starts the pool if it is the first.
+
+        Args:
+            digest: Of the spec.
+            key: Of the pool.
+            job: For which `can_take` was true.
+        """
         spec = self._specs[digest]
         pool = self._pool(spec, key, base_seed=next(iter(job.order.seed_words), 0))
         self._results.extend(pool.assign(job))

@@ -38,7 +38,18 @@ _NOTHING: Bytes = np.empty(0, dtype=np.uint8)
 def reassign(
     session: FeedSession, peer: Peer, batch_number: int, *, generation: int, reason: str, host: str
 ) -> None:
-    """Reassigns a batch whose workers are gone, after enough tries to an error; under the lock."""
+    """Has another peer make a batch whose workers are gone; the caller holds the lock.
+
+    After enough tries the script gets an error in its place.
+
+    Args:
+        session: Of the batch.
+        peer: That had it.
+        batch_number: In its epoch.
+        generation: Of a shard's process.
+        reason: What became of the workers, in words.
+        host: Of the peer, by name.
+    """
     schedule = session.schedule
     if not schedule.mark_failed(peer, batch_number, generation=generation):
         return

@@ -170,7 +170,13 @@ class Connection:
         at_most: int = 16,
         ready: Container[int] = (),
     ) -> None:
-        """Calls `take` with each message; after `at_most` other sockets have a turn."""
+        """Calls `take` with the messages that have come.
+
+        Args:
+            take: Gets the frames of one.
+            at_most: Messages, after which other sockets have a turn.
+            ready: Descriptors that a poll has found readable.
+        """
         if self.filenos and self.filenos[0] not in ready and not self._has_messages():
             return
         while self._socket is not None:

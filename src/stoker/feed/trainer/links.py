@@ -172,6 +172,14 @@ class AgentLink(Link):
     def mark_failed(
         self, session: str, *, epoch_id: int, reason: str, error: BaseException
     ) -> None:
+        """Notes that the host cannot serve a session; it may be asked again in a later epoch.
+
+        Args:
+            session: By name.
+            epoch_id: In which it failed.
+            reason: In words.
+            error: For the script, if no other host serves it.
+        """
         self.close_session(session)
         times = self.failed[session].times + 1 if session in self.failed else 1
         self.failed[session] = Failure(epoch_id, times, reason, error)

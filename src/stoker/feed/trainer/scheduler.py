@@ -106,7 +106,13 @@ class PeerState:
         return (len(self.asked) + 1) * self.service_seconds
 
     def answered(self, asked_at: float, queued: int, now: float) -> None:
-        """Records a batch that was asked for when the peer had `queued`, with this one."""
+        """Records how long a peer took for a batch.
+
+        Args:
+            asked_at: Monotonic seconds at which it was asked.
+            queued: Batches that it then had to make, with this one.
+            now: Monotonic seconds.
+        """
         latency = max(now - asked_at, 0.0)
         latencies, ordered = self._latencies, self._ordered
         if len(latencies) == _MEMORY:
@@ -236,21 +242,47 @@ class Scheduler(ABC):
         random_state: bytes = b"",
         own: OwnState | None = None,
     ) -> bool:
-        """Records a batch (or its exception); False if it is to be dropped: it came before, say.
+        """Records a batch, or its exception.
 
-        `generation`, `digest`, `random_state` and `own` are of a shard's process, as in
-        `protocol.Made`: ProtocolError where there is no shard, or where they are missing.
+        Args:
+            peer: Whose workers made it.
+            batch_number: In its epoch.
+            frame_bytes: Of its payload.
+            now: Monotonic seconds.
+            generation: Of a shard's process, as in `protocol.Made`, like all that follow.
+            digest: Checksum of the shard so far.
+            random_state: Sent with it: random states, or what the dataset has changed in itself.
+            own: The dataset's state.
+
+        Returns:
+            False if it is to be dropped: it came before, say.
+
+        Raises:
+            ProtocolError: What a shard's process sends is missing, or there is no shard.
         """
 
     def ended(
         self, peer: Peer, batch_number: int, *, generation: int, random_state: bytes = b""
     ) -> None:
-        """Records that a shard ends before that number."""
+        """Records that a shard ends before that number.
+
+        Args:
+            peer: Whose process made it.
+            batch_number: The first one that the shard does not have.
+            generation: Of the shard's process.
+            random_state: Sent with it, likewise.
+        """
         raise ProtocolError("received the end of a shard for a map-style dataset")
 
     @abstractmethod
     def mark_failed(self, peer: Peer, batch_number: int, *, generation: int = 0) -> bool:
-        """Records that a peer cannot make a batch; returns True if no retry is worthwhile."""
+        """Records that a peer cannot make a batch; returns True if no retry is worthwhile.
+
+        Args:
+            peer: The peer.
+            batch_number: In its epoch.
+            generation: Of a shard's process: what a former one says changes nothing.
+        """
 
     @abstractmethod
     def words(self, batch_number: int, reason: str) -> str:

@@ -504,6 +504,13 @@ class FeedSession:
         return f"sample {shown} for {sample.seconds:.1f} s"
 
     def deliver(self, batch_number: int, outcome: BatchOutcome, *, is_final: bool = False) -> None:
+        """Has a batch, or its error, wait for its turn.
+
+        Args:
+            batch_number: In its epoch.
+            outcome: The batch, or its error.
+            is_final: An error ends the session at once: nothing comes after it.
+        """
         if is_final and outcome.error is not None:
             self.mark_failed(outcome.error.take())
             return

@@ -1174,8 +1174,14 @@ def encode(
 def decode(tree: bytes | memoryview, payload: Bytes1D | None, *, allow_pickle: bool) -> object:
     """Returns the value; its tensors and arrays are writable views of `payload`.
 
-    `payload` owns its memory (its base is no array). Raises ProtocolError if the description is
-    malformed, ShippingError if a pickled part cannot be rebuilt here.
+    Args:
+        tree: The packed description.
+        payload: Owns its memory (its base is no array); None: there is none.
+        allow_pickle: Parts may be pickled, as an authenticated sender has encoded it.
+
+    Raises:
+        ProtocolError: The description is malformed.
+        ShippingError: A pickled part cannot be rebuilt here.
     """
     flat: Bytes1D = np.empty(0, dtype=np.uint8) if payload is None else payload
     try:

@@ -414,6 +414,11 @@ def refusal_of(spec: DatasetSpec, *, max_bytes: int, max_seconds: float) -> Refu
     """Returns why `pack_spec` fails, by what can be seen within bounds of size and CPU time.
 
     What is shared in memory counts as copied; see `what_is_shared`.
+
+    Args:
+        spec: What would be packed.
+        max_bytes: Of the pickle that are looked at.
+        max_seconds: CPU time, at most.
     """
     return _look(SpecPickler(_BoundedFile(max_bytes, max_seconds), copies_shared=True), spec)
 
@@ -421,7 +426,10 @@ def refusal_of(spec: DatasetSpec, *, max_bytes: int, max_seconds: float) -> Refu
 def what_is_shared(spec: DatasetSpec, *, max_bytes: int, max_seconds: float) -> str:
     """Returns which part of a spec is shared in memory, as half a sentence; empty: none.
 
-    Looks at `max_bytes` of its pickle, for `max_seconds` of CPU time, at most.
+    Args:
+        spec: What would be packed.
+        max_bytes: Of the pickle that are looked at.
+        max_seconds: CPU time, at most.
     """
     file = _BoundedFile(max_bytes, max_seconds)
     try:

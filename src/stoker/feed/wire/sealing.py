@@ -93,7 +93,13 @@ class Sealer:
         self._epochs: dict[str, int] = {}
 
     def head(self, packed: bytes, *, payload_bytes: int, of: SessionEpoch) -> bytes:
-        """Returns the head of a batch: prefix, first record, padding. `record` seals the rest."""
+        """Returns the head of a batch: prefix, first record, padding. `record` seals the rest.
+
+        Args:
+            packed: The message that describes it.
+            payload_bytes: Of the payload that follows.
+            of: Session and epoch: each epoch has a key.
+        """
         session, epoch = of
         # A new key for each epoch, so that a leaked key opens no earlier epoch.
         is_new = self._epochs.setdefault(session, epoch) != epoch

@@ -131,7 +131,16 @@ class BatchWriter:
         self._pool = pool
 
     def write(self, packed: bytes, payload: memoryview | None, *, of: SessionEpoch) -> None:
-        """Seals a batch and sends it; blocks until the kernel has taken it, or OSError."""
+        """Seals a batch and sends it; blocks until the kernel has taken it.
+
+        Args:
+            packed: The message that describes it.
+            payload: Its buffers; None: it has none.
+            of: Session and epoch, whose key seals it.
+
+        Raises:
+            OSError: The connection is lost.
+        """
         payload_bytes = 0 if payload is None else payload.nbytes
         head = self._sealer.head(packed, payload_bytes=payload_bytes, of=of)
         longest = min(max(payload_bytes, len(packed) - FIRST_BYTES, 0), RECORD_BYTES)

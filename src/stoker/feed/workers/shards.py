@@ -86,7 +86,13 @@ class ShardStream:
         self._epochs = StreamEpochs(())
 
     def begin(self, epoch_id: int, resumed: Stream, index: object) -> None:
-        """Begins that epoch, unless the stream is in it; a new process continues from `resumed`."""
+        """Begins an epoch, unless the stream is in it.
+
+        Args:
+            epoch_id: The epoch.
+            resumed: What earlier processes have made of the shard: a new one continues from there.
+            index: What the fetcher is asked with: of how many samples a batch is.
+        """
         if epoch_id == self._epoch_id:
             return
         is_new = self._epoch_id is None

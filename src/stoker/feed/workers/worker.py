@@ -205,6 +205,13 @@ def become_worker() -> None:
 
 
 def serve(channel: Pipe, slots: Slots, source: "Source") -> None:
+    """Answers the pool's orders until it closes the channel.
+
+    Args:
+        channel: To the pool.
+        slots: Shared memory for the answers.
+        source: Makes the batches.
+    """
     while messages := list(channel.receive()):
         for data, descriptors in messages:
             message = to_worker.decode(data)

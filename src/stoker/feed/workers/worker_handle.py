@@ -183,7 +183,14 @@ class WorkerHandle:
         now: float,
         return_slot: "Callable[[WorkerHandle, int], None]",
     ) -> Result | None:
-        """Handles a message and closes its descriptors; returns the first job's result, if any."""
+        """Handles a message; returns the first job's result, if it has one.
+
+        Args:
+            data: The packed message.
+            descriptors: That came with it; those that are not kept are closed.
+            now: By the pool's clock.
+            return_slot: Tells the worker that a slot may be used again.
+        """
         left = list(descriptors)
         try:
             message = pipe.from_worker.decode(data)
