@@ -437,6 +437,17 @@ def test_what_is_too_large_for_a_state_is_said_where_states_are_saved(options, c
     assert capfd.readouterr().err.count(words) == 1
 
 
+@pytest.mark.parametrize("options", [LOADERS["inline"], LOADERS["persistent"]], ids=["0", "2"])
+def test_the_only_state_of_a_run_says_what_is_too_large_for_it(options, capfd):
+    loader = built(Buffered(), options)
+    for _ in range(3):
+        taken(iter(loader))
+    assert "stream_state_refused" not in capfd.readouterr().err
+    loader.state_dict()
+    words = "dataset.buffer, an array of 0.8 MB, changes in each epoch"
+    assert capfd.readouterr().err.count(words) == 1
+
+
 class Sharing(Divided):
     """Counts its epochs in memory that workers share, as MosaicML's StreamingDataset does."""
 

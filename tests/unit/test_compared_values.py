@@ -175,3 +175,36 @@ def test_a_variable_of_the_environment_is_named_in_workers_alone(monkeypatch):
     assert os.environ["STREAM_EPOCH"] == random_text
     changed = changes_by(Stream(0), lambda: monkeypatch.setenv("STREAM_EPOCH", "1"))
     assert changed == "os.environ['STREAM_EPOCH'], a variable of the environment"
+
+
+def test_two_early_looks_show_what_changes_before_a_script_asks_for_states():
+    kept = np.zeros(LONG)
+    dataset = Stream(kept)
+    compared, roots = ComparedValues(), {"dataset": dataset}
+    assert compared.changed(roots) == ""
+    kept[7] = 1
+    assert compared.changed(roots) == "dataset.kept, an array of 1.2 MB"
+    # And no more of them.
+    kept[7] = 2
+    assert compared.changed(roots) == ""
+    assert "dataset.kept, an array of 1.2 MB" in compared.last_words
+
+
+@pytest.mark.parametrize("kept", [np.zeros(9 << 20), list(range(250_001))], ids=["array", "list"])
+def test_an_early_look_leaves_out_what_exceeds_its_budget(kept):
+    dataset = Stream(kept)
+    compared, roots = ComparedValues(), {"dataset": dataset}
+    assert compared.changed(roots) == ""
+    kept[7] = -1
+    assert compared.changed(roots) == ""
+
+
+def test_an_early_look_and_a_later_one_are_not_compared():
+    kept = np.zeros(LONG)
+    dataset = Stream(kept)
+    compared, roots = ComparedValues(), {"dataset": dataset}
+    compared.changed(roots)
+    compared.is_asked = True
+    assert compared.changed(roots) == ""
+    kept[7] = 1
+    assert compared.changed(roots) == "dataset.kept, an array of 1.2 MB"

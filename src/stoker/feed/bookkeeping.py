@@ -328,6 +328,7 @@ class LoaderBooks:
         bad: Its bad samples, if these are skipped or replaced.
         seeding: Of the run whose state was loaded; None: none was.
         own_seconds: What the last state of a stream's dataset took; see StreamProgress.
+        own_trouble: Why the dataset's states are not used, or lack something; see StreamProgress.
         said_refused: What the script knows of why a dataset's states are not used, or lack: by the
             words before the colon.
         rank_datasets: Of the ranks whose shards a loaded state has, if the run had other ranks.
@@ -357,6 +358,7 @@ class LoaderBooks:
     bad: BadSamples | None = None
     seeding: str | None = None
     own_seconds: float = 0.0
+    own_trouble: str = ""
     said_refused: set[str] = field(default_factory=set)
     rank_datasets: object = None
     values: Mapping[str, object] | None = None

@@ -2,9 +2,12 @@
 
 Arrays, tensors and containers above the bounds of `plain_values`, arrays of objects, context
 variables, and in workers the environment. Nothing is copied: their checksums are compared from one
-epoch's beginning to the next one's, and what has changed is said. For that a script has to ask for
-states: others pay nothing. A checksum takes 0.3 ms per MiB, and of 256 MiB at most; of what is
-larger, of blocks all over it. A list of a million numbers or texts takes 40 ms.
+epoch's beginning to the next one's, and what has changed is said to a script that asks for states.
+A checksum takes 0.3 ms per MiB, and of 256 MiB at most; of what is larger, of blocks all over it. A
+list of a million numbers or texts takes 40 ms.
+
+A script may ask for its only state late. So two early looks are taken in any case, within a budget
+of 64 MiB and 250,000 items: what has changed between them is said with the first state.
 
 What is made anew in each epoch (`self.order = rng.permutation(n)`) is nobody's loss. So a value
 counts that is still the same object, or whose attribute is read before it is set, as in
@@ -41,11 +44,16 @@ _NUM_BLOCKS = 1024
 _BLOCK_BYTES = 4096
 # Items of one container, all over it.
 _MAX_ITEMS_READ = 5_000_000
+# Of one early look, all values together: 0.1 s of CPU time at most.
+_MAX_EARLY_BYTES = 64 << 20
+_MAX_EARLY_ITEMS = 250_000
+_NUM_EARLY_LOOKS = 2
 
 _DICTS = (dict, OrderedDict, defaultdict, Counter)
 _CONTAINERS = (list, deque, set, bytearray, *_DICTS)
 _VALUES = (type(None), bool, int, float, complex, str, bytes, np.generic, PurePath)
 
+_CHANGES = ", changes in each epoch"
 _OF_ENVIRONMENT = ", a variable of the environment"
 
 _Bytes = npt.NDArray[np.uint8]
@@ -95,12 +103,14 @@ class ComparedValues:
     """A dataset's values that no state has, as they were at the last look.
 
     Attributes:
-        is_asked: The script asks for states; else nothing is compared.
+        is_asked: The script asks for states; else there are the early looks alone.
         last_words: What of them has changed, as users are told; empty: nothing has.
     """
 
     def __init__(self) -> None:
         self._before: dict[str, _ComparedValue] = {}
+        self._early: dict[str, _ComparedValue] = {}
+        self._num_early = 0
         self.is_asked = False
         self.last_words = ""
 
@@ -111,7 +121,11 @@ class ComparedValues:
             roots: As of `kept_values.values_of`: the dataset and its collate function, by name.
         """
         if self.is_asked:
-            self._before = dict(_seen_in(roots))
+            self._before = dict(_seen_in(roots, _ValueReader()))
+        # None where the first look has all.
+        if 0 < self._num_early < _NUM_EARLY_LOOKS or not (self.is_asked or self._num_early):
+            self._num_early += 1
+            self._early = dict(_seen_in(roots, _EarlyReader()))
 
     def changed(self, roots: Mapping[str, object]) -> str:
         """Returns what has changed since the last look, with its path; empty: nothing.
@@ -119,17 +133,31 @@ class ComparedValues:
         Args:
             roots: As of `note`. What is there now is what the next look compares with.
         """
-        before = self._before
+        before, early = self._before, self._early
         self.note(roots)
-        for path, seen in self._before.items():
-            if path in before and seen.has_changed(before[path]):
-                self.last_words = UNKEPT.format(f"{path}{seen.words}, changes in each epoch")
-                return path + seen.words
+        changed = _changed(before, self._before) or _changed(early, self._early)
+        if changed:
+            self.last_words = UNKEPT.format(changed + _CHANGES)
+        return changed
+
+
+def is_of_states(words: str) -> bool:
+    """Returns whether words like `last_words` are for scripts that ask for states alone."""
+    return _CHANGES in words
+
+
+def _changed(before: Mapping[str, _ComparedValue], now: Mapping[str, _ComparedValue]) -> str:
+    if now is before:
         return ""
+    for path, seen in now.items():
+        if path in before and seen.has_changed(before[path]):
+            return path + seen.words
+    return ""
 
 
-def _seen_in(roots: Mapping[str, object]) -> Iterator[tuple[str, _ComparedValue]]:
-    reader = _ValueReader()
+def _seen_in(
+    roots: Mapping[str, object], reader: "_ValueReader"
+) -> Iterator[tuple[str, _ComparedValue]]:
     for holder in holders_in(roots):
         if holder.is_librarys:
             continue
@@ -240,6 +268,37 @@ class _ValueReader:
         for start in range(0, len(numbers), max(_BLOCK_BYTES, len(numbers) // _NUM_BLOCKS)):
             checksum = zlib.crc32(numbers[start : start + _BLOCK_BYTES].data, checksum)
         return _Checksum(checksum)
+
+
+@dataclass(slots=True)
+class _EarlyReader(_ValueReader):
+    """What reads values within the budget of an early look, and leaves out what exceeds it."""
+
+    left_bytes: int = _MAX_EARLY_BYTES
+    left_items: int = _MAX_EARLY_ITEMS
+
+    def checksum_of(self, value: object) -> _Checksum | None:
+        num_bytes, num_items = _costs_of(value)
+        left_bytes = self.left_bytes
+        if num_bytes > left_bytes or num_items > self.left_items:
+            return None
+        checksum = _ValueReader.checksum_of(self, value)
+        if checksum is not None:
+            self.left_bytes = left_bytes - num_bytes
+            self.left_items -= num_items
+        return checksum
+
+
+def _costs_of(value: object) -> tuple[int, int]:
+    """Returns how many bytes and how many items a look at a value reads."""
+    if isinstance(value, torch.Tensor):
+        is_read = value.layout == torch.strided and value.device.type == "cpu"
+        return (value.nbytes if is_read else 0), 0
+    if isinstance(value, np.ndarray):
+        return value.nbytes, (value.size if value.dtype == object else 0)
+    if type(value) in _CONTAINERS:
+        return 0, len(cast("list[object]", value))
+    return 0, 0
 
 
 def _of_items(items: Iterable[object]) -> _Checksum:

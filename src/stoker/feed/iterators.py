@@ -28,7 +28,7 @@ from stoker.errors import FeedError
 from stoker.feed.bad_samples import BadSamples, ListedBatch
 from stoker.feed.bookkeeping import TrainerProcess
 from stoker.feed.changes import making
-from stoker.feed.compared_values import ComparedValues
+from stoker.feed.compared_values import ComparedValues, is_of_states
 from stoker.feed.data_worker import hide_worker, is_worker
 from stoker.feed.foreign_loaders import reach_of
 from stoker.feed.kept_values import KeptValues
@@ -196,8 +196,12 @@ class Epoch:
 
     def note_own(self, stream: StreamProgress) -> None:
         """Notes what a state of a dataset took, and says once why they are not used."""
-        self._books.own_seconds = stream.own_seconds or self._books.own_seconds
-        say_unused(self._books, self._process, why=stream.own_trouble)
+        books, trouble = self._books, stream.own_trouble
+        books.own_seconds = stream.own_seconds or books.own_seconds
+        books.own_trouble = trouble or books.own_trouble
+        # Else with the first state.
+        if self.is_saved or not is_of_states(trouble):
+            say_unused(books, self._process, why=trouble)
 
     def _begin(self) -> None:
         self._began = self.now()

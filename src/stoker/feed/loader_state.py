@@ -327,6 +327,7 @@ def state_of(
         _add_inline(state, loader, books, process)
     _add_shared(state, loader, books, process, is_under_way=is_under_way)
     say_unused(books, process, why=_unasked(loader.dataset))
+    say_unused(books, process, why=books.own_trouble)
     return state
 
 
