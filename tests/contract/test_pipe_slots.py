@@ -21,6 +21,7 @@ from stoker.feed.wire.protocol import Make
 from stoker.feed.workers.jobs import WorkerJob
 from stoker.feed.workers.pool import WorkerPool
 from stoker.feed.workers.worker import worker_main
+from support.loss_pools import prepare_for_forks
 
 BATCH = 8
 
@@ -72,6 +73,7 @@ def pool_of(collate):
         child.start()
         return child
 
+    prepare_for_forks()
     with contextlib.closing(WorkerPool(start, num_workers=1)) as pool:
         while not pool.is_ready:
             ready, _, _ = select.select(list(pool.sockets()), [], [], 30.0)

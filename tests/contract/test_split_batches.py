@@ -30,6 +30,7 @@ from stoker.feed.workers.progress import ProgressMemory
 from stoker.feed.workers.worker import worker_main
 from stoker.feed.workers.worker_handle import WorkerHandle
 from support import processes
+from support.loss_pools import prepare_for_forks
 
 SECONDS = 150
 
@@ -121,6 +122,7 @@ def pool_of(dataset, collate, *, num_workers, seeding="stretch", splits="auto"):
         child.start()
         return child
 
+    prepare_for_forks()
     pool = WorkerPool(start, num_workers=num_workers, splits=splits)
     with contextlib.closing(pool):
         while pool.num_ready < num_workers:
