@@ -267,6 +267,7 @@ class Watch:
         return self._compare(depth) if depth == "all" or self._looks_changed() else ""
 
     def _keep_near(self) -> None:
+        """Takes from all places and leaves those that the near comparison looks at."""
         near = [place for place in self._places if _may_change(place.part)][:_MAX_NEAR]
         self._near = near
         short = [place for place in near if isinstance(place.near, list)]
@@ -274,13 +275,16 @@ class Watch:
         self._reads = [place.part.read for place in short]
         self._short = [place.near for place in short]
         self._long = [(place.part, place.near) for place in long]
+        arrays = self._arrays[:_MAX_ARRAYS]
+        self._near_arrays = [leaf for leaf in arrays if _near_order(leaf) < _FAR]
+        self._keep_near_tensors()
+
+    def _keep_near_tensors(self) -> None:
         tensors = self._tensors[:_MAX_TENSORS]
         self._near_tensors = [_tensor(leaf) for leaf in tensors if not _tensor(leaf).is_inference()]
         self._versions = [tensor._version for tensor in self._near_tensors]
         marked = [leaf for leaf in tensors if isinstance(leaf.mark, _TensorMark)]
         self._near_contents = [_watched_tensor(leaf) for leaf in marked[:_MAX_ARRAYS]]
-        arrays = self._arrays[:_MAX_ARRAYS]
-        self._near_arrays = [leaf for leaf in arrays if _near_order(leaf) < _FAR]
 
     def _looks_changed(self) -> bool:
         """Does what the near comparison does, without names and in less time."""

@@ -335,11 +335,7 @@ class HeldGenerators:
 
     def look(self) -> bool:
         """Searches again, without dictionaries that are caches; returns whether one is new."""
-        for grown in self._watched.grown():
-            _, count = self._changes.get(id(grown), (grown, 0))
-            # Kept with its count, so that its address is not used again.
-            self._changes[id(grown)] = (grown, count + 1)
-        caches = {key for key, (_, count) in self._changes.items() if count >= _MAX_CHANGES}
+        caches = self._caches_so_far()
         before = {generator.path: generator.value for generator in (*self.found, *self.idle)}
         ids_before = set(map(id, before.values()))
         walk = self._walked(caches)
@@ -352,14 +348,26 @@ class HeldGenerators:
                 self.followed[path] = walk.places[path]
             walk = self._walked(caches)
         self._replaced |= replaced
+        self._keep(walk)
+        if new:
+            self._changes.clear()
+        return bool(new)
+
+    def _caches_so_far(self) -> set[int]:
+        """Counts what has grown since the last search; returns what does so again and again."""
+        for grown in self._watched.grown():
+            _, count = self._changes.get(id(grown), (grown, 0))
+            # Kept with its count, so that its address is not used again.
+            self._changes[id(grown)] = (grown, count + 1)
+        return {key for key, (_, count) in self._changes.items() if count >= _MAX_CHANGES}
+
+    def _keep(self, walk: "_Walk") -> None:
+        """Keeps what a search has found; of modules' generators only those in use are seeded."""
         idle = walk.of_modules - self._drawn_globals
         self.found = [generator for generator in walk.found if generator.path not in idle]
         self.idle = [generator for generator in walk.found if generator.path in idle]
         self._watched = walk.watched
         self.out_of_reach = walk.out_of_reach
-        if new:
-            self._changes.clear()
-        return bool(new)
 
     def _walked(self, caches: set[int]) -> "_Walk":
         places: list[ModulePlace] = []

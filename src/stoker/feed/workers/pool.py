@@ -322,10 +322,7 @@ class WorkerPool:
         A worker that has ended, or sent nonsense, is replaced: that blocks for up to 7 s
         (REAP_SECONDS and KILL_SECONDS).
         """
-        worker = self._workers.get(fileno) or next(
-            (worker for worker in self._of_shard.values() if worker.channel.fileno() == fileno),
-            None,
-        )
+        worker = self._worker_at(fileno)
         if worker is None:
             return []
         # The descriptor may be ready for writing, which is not said.
@@ -354,6 +351,15 @@ class WorkerPool:
             results.extend(self._mark_dead(fileno, worker, nonsense))
         self.flush()
         return results
+
+    def _worker_at(self, fileno: int) -> WorkerHandle | None:
+        """Returns the worker whose channel has that descriptor, of any job or of a shard."""
+        if fileno in self._workers:
+            return self._workers[fileno]
+        for worker in self._of_shard.values():
+            if worker.channel.fileno() == fileno:
+                return worker
+        return None
 
     def spare_memory(self, share: float) -> None:
         """Has workers keep less memory for later batches, where it is short.
