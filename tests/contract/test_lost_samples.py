@@ -238,12 +238,15 @@ class Fateful(Dataset[object]):
         return torch.tensor([float(index), drawn], dtype=torch.float64)
 
 
-@pytest.mark.parametrize("splits", [False, True])
-def test_a_sample_that_ends_its_process_by_what_it_draws_is_found(splits, parts_made):
+@pytest.mark.parametrize(
+    ("on_error", "splits"), [("skip", False), ("skip", True), ("replace", True)]
+)
+def test_a_sample_that_ends_its_process_by_what_it_draws_is_found(on_error, splits, parts_made):
     jobs = [job(number, range(64 * number, 64 * number + 64)) for number in range(2)]
-    with pool_of(Fateful(raises=True), num_workers=1) as pool:
+    with pool_of(Fateful(raises=True), num_workers=1, on_error=on_error) as pool:
         expected = made(pool, jobs)
-    with pool_of(Fateful(raises=False), num_workers=2, splits=splits) as pool:
+    settings = {"on_error": on_error, "num_workers": 2, "splits": splits}
+    with pool_of(Fateful(raises=False), **settings) as pool:
         values = made(pool, jobs)
     assert without_words(values) == without_words(expected)
     assert all(len(bad) > 2 for _, bad in expected.values())

@@ -155,6 +155,35 @@ def test_each_epoch_draws_another_replacement_and_each_run_the_same(
     assert replacements[0] != replacements[1]
 
 
+class Fateful(Numbers):
+    """A sample is bad by what it draws, whatever its index."""
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        drawn = torch.rand(1)
+        if drawn < 0.2:
+            raise ValueError("an empty crop")
+        return drawn
+
+
+class ManyFateful(Fateful):
+    def __getitems__(self, indices: list[int]) -> list[torch.Tensor]:
+        return [self[index] for index in indices]
+
+
+@pytest.mark.parametrize("kind", [Fateful, ManyFateful])
+@pytest.mark.parametrize(
+    ("seeding", "splits"), [("batch", False), ("batch", True), ("sample", True)]
+)
+def test_what_replaces_a_sample_that_is_bad_by_what_it_draws_draws_other_numbers(
+    tmp_path, kind, seeding, splits
+):
+    torch.manual_seed(5)
+    process = process_of(tmp_path, "replace", max_errors=99, seeding=seeding, split_batches=splits)
+    values = values_of(DataLoader(kind((), 200), batch_size=40), process)
+    assert [len(batch) for batch in values] == [40] * 5
+    assert process.num_bad > 20
+
+
 def test_where_all_samples_of_a_batch_are_bad_the_first_one_is_replaced(tmp_path):
     process = process_of(tmp_path, "skip", max_errors=9, seeding="torch")
     values = values_of(DataLoader(Numbers((4, 5, 6, 7)), batch_size=4), process)

@@ -176,6 +176,13 @@ def _digest_of_place(seed_words: Sequence[int], place: int) -> bytes:
     return digest.digest()
 
 
+def _digest_of_attempt(digest_of_place: bytes, attempt: int) -> bytes:
+    digest = _EMPTY_DIGEST.copy()
+    digest.update(digest_of_place)
+    digest.update(_PLACE.pack(attempt))
+    return digest.digest()
+
+
 def index_bytes(index: object) -> bytes:
     """Returns what a sampler gave as bytes, the same for 3, numpy.int64(3) and tensor(3)."""
     if isinstance(index, torch.Tensor | np.ndarray | np.generic):
@@ -328,18 +335,33 @@ class Seeder:
             self._held.seed(digest)
         return digest
 
-    def place_again(self, index: object, place: int) -> bytes:
+    def place_again(self, index: object, place: int, *, attempt: int = 0) -> bytes:
         """Seeds for a sample of the batch that is made, whatever was drawn since its begin.
 
         Returns its digest: it follows from the batch's words and the place, also where samples are
         not seeded one by one; with `sample` seeding from the index.
+
+        Args:
+            attempt: How many were made for that place before: what those drew may be why they are
+                bad.
         """
         if self._seeding == "sample" or self._drawn is not None:
             digest = self.place(self._seed_words, index, place)
             # What is made now is no sample of the stretch.
             self.end_stretch()
-            return digest
-        return self._seed_by(_digest_of_place(self._seed_words, place))
+        else:
+            digest = self._seed_by(_digest_of_place(self._seed_words, place))
+        # Another index has other states with `sample` seeding.
+        if attempt and self._seeding != "sample":
+            digest = _digest_of_attempt(digest, attempt)
+            self._seed_place_by(digest)
+        return digest
+
+    def _seed_place_by(self, digest: bytes) -> None:
+        if self._drawn is not None:
+            self._drawn.seed(digest)
+        else:
+            self._seed_by(digest)
 
     def collation_again(self) -> None:
         """Seeds for the collate function of the batch that is made."""

@@ -310,7 +310,8 @@ class TolerantDataset:
     def replaced(self, index: object, err: BaseException) -> MarkedSample:
         """Returns the mark of a bad sample with the one that replaces it.
 
-        That one is drawn, and seeded, by the place of the bad one.
+        That one is drawn, and seeded, by the place of the bad one. If it is bad, too, the next one
+        begins at other random states: what it draws may be why.
 
         Raises:
             UsageError: If the index is no integer.
@@ -335,7 +336,7 @@ class TolerantDataset:
         for attempt in range(_MAX_ATTEMPTS):
             other = replacement(index, attempt, length=length, seed=seed)
             if self._seeder is not None:
-                self._seeder.place_again(other, self.place)
+                self._seeder.place_again(other, self.place, attempt=attempt)
             try:
                 sample = self.sample(other, attempt=attempt + 1)
             except BaseException as error:
@@ -378,7 +379,7 @@ class TolerantDataset:
             length = len(cast("Sized", self._dataset))
             index = replacement(index, attempt - 1, length=length, seed=seed)
             if self._seeder is not None:
-                self._seeder.place_again(index, place)
+                self._seeder.place_again(index, place, attempt=attempt - 1)
         self._try(index, attempt=attempt)
 
     def sample(self, index: object, *, attempt: int) -> object:
