@@ -9,7 +9,7 @@ from support.cluster import Line, reference, run_script
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(300)]
 
 SCRIPT = "self_changing_script.py"
-KINDS = ["Counting", "Told", "Shuffling", "Drawing", "Lazy", "Global"]
+KINDS = ["Counting", "Told", "Shuffling", "Drawing", "Lazy", "Global", "Buffering"]
 torchs = functools.partial(reference, script=SCRIPT, torch=True)
 
 

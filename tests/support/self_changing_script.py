@@ -93,6 +93,23 @@ class Global(Counting):
             yield [index, SEEN]
 
 
+class Buffering(Counting):
+    """It keeps samples for its next epoch, in more memory than a state has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: list[torch.Tensor] = []
+        # No message of an agent was as long.
+        self.sums = torch.zeros(5_000_000)
+
+    def __iter__(self) -> Iterator[list[float]]:
+        self.sums += 1
+        for index in range(SIZE):
+            self.kept.append(torch.full((50_000,), float(len(self.kept))))
+            if len(self.kept) > SIZE // 2:
+                yield [index, self.kept.pop(index % SIZE // 2)[0].item(), self.sums[-1].item()]
+
+
 class Keeping(Counting):
     """It keeps an iterator, which no other process can be given."""
 

@@ -105,7 +105,7 @@ IN_PLACE = {
         lambda kept: kept.__setitem__(5, 1),
         "a dict of 150,000 items",
     ),
-    "bytes": (lambda: bytearray(LONG), lambda kept: kept.__setitem__(0, 1), "a bytearray"),
+    "bytes": (lambda: bytearray(1 << 20), lambda kept: kept.__setitem__(0, 1), "a bytearray"),
 }
 
 

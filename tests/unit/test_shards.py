@@ -97,6 +97,15 @@ def test_hosts_on_their_way_are_waited_for_a_moment():
     assert books.next_check(13.0) is None
 
 
+def test_what_a_stream_has_changed_comes_with_the_first_answer_behind_its_end():
+    books = settled(1)
+    books.assign(0.0)
+    generation = books.stream_of(0, shared_seed=None).generation
+    books.ended("a", 0, generation=generation, random_state=b"changes")
+    books.ended("a", 1, generation=generation)
+    assert books.changes == b"changes"
+
+
 def test_late_answers_of_an_earlier_start_are_refused():
     books = settled(1)
     books.assign(0.0)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch.utils.data import get_worker_info
 
-from stoker.feed.plain_values import content_of
+from stoker.feed.plain_values import bounds, content_of
 from stoker.feed.reachable import attributes_of, global_place, globals_read, is_users_name
 
 # A dataset's methods, and what they call.
@@ -49,14 +49,14 @@ def code_parts(objects: Iterable[object]) -> list[CodePart]:
     Returns:
         The modules, each once with all names in it, and behind them the functions.
     """
-    is_worker = get_worker_info() is not None
+    has_all = get_worker_info() is not None or bounds().has_globals
     modules: dict[str, CodePart] = {}
     parts: list[CodePart] = []
     for function in _functions_of(objects):
         part = _part_of(function)
         if part.named:
             parts.append(part)
-        for path, holder, name in _globals_of(function, is_worker=is_worker):
+        for path, holder, name in _globals_of(function, has_all=has_all):
             module = modules.setdefault(path, CodePart(path, holder, {}))
             if name in holder:
                 module.named[name] = holder[name]
@@ -104,7 +104,7 @@ def _read_by(function: FunctionType) -> Iterator[tuple[dict[str, object], str, o
 
 
 def _globals_of(
-    function: FunctionType, *, is_worker: bool
+    function: FunctionType, *, has_all: bool
 ) -> Iterator[tuple[str, dict[str, object], str]]:
     """Yields globals that a function may change: the module's path, its globals, and a name."""
     module_globals = function.__globals__
@@ -112,7 +112,7 @@ def _globals_of(
         yield _path_of(module_globals), module_globals, name
     for holder, name, value in _read_by(function):
         is_container = type(value) in _CONTAINERS or content_of(value) is not None
-        if type(value) is ContextVar or (is_worker and is_container):
+        if type(value) is ContextVar or (has_all and is_container):
             yield _path_of(holder), holder, name
 
 

@@ -34,7 +34,7 @@ import torch
 from torch.utils.data import get_worker_info
 
 from stoker.feed.kept_values import UNKEPT, holders_in
-from stoker.feed.plain_values import MAX_BYTES, is_plain, owner_of
+from stoker.feed.plain_values import bounds, is_plain, owner_of
 from stoker.feed.reachable import in_context, is_users_name
 
 # Bytes of arrays and tensors that one look reads whole.
@@ -246,7 +246,7 @@ class _ValueReader:
     def _of_tensor(self, tensor: torch.Tensor) -> _Checksum | None:
         if tensor.device.type != "cpu" or tensor.layout != torch.strided or tensor.requires_grad:
             return None
-        if tensor.nbytes <= MAX_BYTES or tensor.is_shared():  # type: ignore[no-untyped-call]
+        if tensor.nbytes <= bounds().nbytes or tensor.is_shared():  # type: ignore[no-untyped-call]
             return None
         # Of its whole memory, whatever its strides are.
         memory = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())

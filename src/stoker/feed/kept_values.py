@@ -33,12 +33,13 @@ import torch
 
 from stoker.feed.code_values import code_parts
 from stoker.feed.plain_values import (
-    MAX_BYTES,
-    MAX_ITEMS,
+    ValueBounds,
     are_equal,
+    bounds,
     content_of,
     copied,
     fill,
+    fill_views,
     is_generator,
     is_half_read,
     is_iterator,
@@ -68,6 +69,8 @@ from stoker.feed.value_objects import ValueObject, value_object_of
 _MAX_OBJECTS = 1000
 # More values that change are data.
 _MAX_CHANGED = 100
+# Of a longer list its items are kept, not their order, which takes seconds to find.
+_MAX_ORDERED = 100_000
 # Items of a list that are looked at.
 _MAX_ITERATORS = 64
 # Changes that are no values: see _whole.
@@ -218,12 +221,32 @@ def values_of(roots: Mapping[str, object]) -> KeptValues:
     Args:
         roots: Its dataset and collate function, by name. Not followed into torch's classes.
     """
+    return {path: copied(value) for path, value in _values_in(roots)}
+
+
+def values_within(roots: Mapping[str, object], limits: ValueBounds) -> KeptValues | None:
+    """Does as `values_of`, with other bounds; None: together the values are longer.
+
+    Args:
+        roots: As of `values_of`.
+        limits: Of each value, and of the bytes of all of them.
+    """
     values: dict[str, object] = {}
-    for holder in holders_in(roots):
-        values[holder.path_of("")] = _Object(holder.value)
-        for name, value in holder.values.items():
-            values[holder.path_of(name)] = copied(value)
+    left_bytes = limits.nbytes
+    with limits.within():
+        for path, value in _values_in(roots):
+            left_bytes -= num_bytes(value)
+            if left_bytes < 0:
+                return None
+            values[path] = copied(value)
     return values
+
+
+def _values_in(roots: Mapping[str, object]) -> Iterator[tuple[str, object]]:
+    for holder in holders_in(roots):
+        yield holder.path_of(""), _Object(holder.value)
+        for name, value in holder.values.items():
+            yield holder.path_of(name), value
 
 
 def changed_values(roots: Mapping[str, object], *, since: KeptValues) -> KeptValues:
@@ -234,7 +257,7 @@ def changed_values(roots: Mapping[str, object], *, since: KeptValues) -> KeptVal
         since: What they were.
     """
     changed: dict[str, object] = {}
-    left_bytes = MAX_BYTES
+    left_bytes = bounds().nbytes
     for holder in holders_in(roots, since=since):
         for name, change in holder.changes(since):
             if _is_long(change):
@@ -280,18 +303,23 @@ def what_is_unkept(
     if path:
         return f"{path} is an iterator that has not ended"
     num_changed = 0
+    total_bytes = 0
     for holder in holders_in(roots, since=since):
         lost = _lost_in(holder, since)
         if lost:
             return lost
         for name, change in holder.changes(since):
+            is_too_long = _is_long(change)
             # A dictionary that grows is a cache.
-            if _is_long(change) and type(holder.values[name]) is not dict:
+            if is_too_long and type(holder.values[name]) is not dict:
                 size = num_bytes(holder.values[name] if change is _Mark.UNPACKED else change)
                 return f"{holder.path_of(name)} has changed, and has {size:,} bytes"
+            total_bytes += 0 if is_too_long else num_bytes(change)
             num_changed += 1
     if num_changed > _MAX_CHANGED:
         return f"{num_changed} values of it have changed, more than {_MAX_CHANGED}"
+    if total_bytes > bounds().nbytes:
+        return f"what has changed in it has {total_bytes:,} bytes"
     return ""
 
 
@@ -319,14 +347,38 @@ def set_values(roots: Mapping[str, object], values: KeptValues, *, since: KeptVa
     """
     if not values:
         return
-    for holder in list(holders_in(roots, since=since)):
+    holders = list(holders_in(roots, since=since))
+    filled = _filled_views(holders, values)
+    for holder in holders:
         for name, change in _of_holder(holder, values):
             value = _whole(change, since.get(holder.path_of(name)), since)
             current = holder.values.get(name)
-            if current is _Mark.OTHER or value is _Mark.UNCHANGED:
+            is_filled = holder.path_of(name) in filled
+            if is_filled or current is _Mark.OTHER or value is _Mark.UNCHANGED:
                 continue
             if not fill(holder.itself(name), value):
                 holder.put(name, copied(value))
+
+
+def _filled_views(holders: Sequence[Holder], values: KeptValues) -> set[str]:
+    """Fills tensors that share memory with others in place; returns the paths of these.
+
+    Another tensor in the place of one of them would not follow what is written to the others.
+    """
+    views: dict[int, dict[str, torch.Tensor]] = {}
+    for holder in holders:
+        for name, value in holder.values.items():
+            if type(value) is torch.Tensor and value.nbytes:
+                memory = views.setdefault(value.untyped_storage().data_ptr(), {})
+                memory[holder.path_of(name)] = value
+    filled: set[str] = set()
+    for tensors in views.values():
+        contents = [values.get(path, tensor) for path, tensor in tensors.items()]
+        is_shared = len(tensors) > 1 and not tensors.keys().isdisjoint(values)
+        are_tensors = all(type(content) is torch.Tensor for content in contents)
+        if is_shared and are_tensors and fill_views([*tensors.values()], contents):
+            filled.update(tensors)
+    return filled
 
 
 def script_changes(roots: Mapping[str, object], *, since: KeptValues) -> KeptValues:
@@ -524,7 +576,7 @@ def _kept_form(value: object) -> object:
         return _Unkeepable(value, changing)
     if type(value) is list or type(value) is deque:
         items = cast("list[object]", value)
-        return _Objects(items, [*items]) if len(items) <= MAX_ITEMS else _Mark.OTHER
+        return _Objects(items, [*items]) if len(items) <= _MAX_ORDERED else _Mark.OTHER
     return _Object(value) if is_users_name(type(value).__module__) else _Mark.OTHER
 
 
@@ -631,7 +683,8 @@ def _change(name: str, before: object, now: object) -> object:
     if isinstance(now, str | PurePath) and str(now).startswith(tempfile.gettempdir()):
         return _Mark.UNCHANGED
     if isinstance(before, list | deque) and isinstance(now, list | deque):
-        order = _order_of([*before], [*now]) if len(before) == len(now) else None
+        may_be_ordered = len(before) == len(now) <= _MAX_ORDERED
+        order = _order_of([*before], [*now]) if may_be_ordered else None
         if order is not None:
             # Of long texts it is shorter than these.
             return {_ORDER: order}

@@ -10,6 +10,7 @@ which `unpacked` makes values again.
 
 import ast
 import bz2
+import contextlib
 import csv
 import gc
 import gzip
@@ -22,7 +23,9 @@ import queue
 import random
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
 from pathlib import Path, PosixPath, PurePath, PurePosixPath
 from types import GeneratorType
 from typing import TYPE_CHECKING, Protocol, cast
@@ -34,17 +37,12 @@ import torch
 if TYPE_CHECKING:
     import hashlib
 
-# Longer lists and arrays are data.
-MAX_ITEMS = 100_000
-MAX_BYTES = 512 << 10
-# Of dictionaries and nested lists: what grows longer is a cache.
-_MAX_NESTED_BYTES = 64 << 10
-_MAX_PARTS = 8192
 _MAX_DEPTH = 4
 # Of an array of objects: a path has three parts in a state.
-_MAX_OBJECTS = _MAX_PARTS // 4
+_MAX_OBJECTS = 2048
 
 _ATOMS = (type(None), bool, int, float, complex, str, bytes)
+_SHORT = (type(None), bool, int, float)
 _DICTS = (dict, OrderedDict, defaultdict, Counter)
 _NESTED = (list, tuple, dict, set, Counter, OrderedDict)
 _GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
@@ -102,26 +100,70 @@ _MAKERS = cast(
 Array = npt.NDArray[np.uint8]
 
 
+@dataclass(frozen=True, slots=True)
+class ValueBounds:
+    """How long a plain value may be; what is longer is data.
+
+    Attributes:
+        items: Of a list.
+        nbytes: Of a value, and of all together that have changed.
+        nested_bytes: Of dictionaries and nested lists: what grows longer is a cache.
+        parts: Of these.
+        entries: Of a dictionary of numbers and texts.
+        has_globals: Globals that the script's loop may change as well are looked at.
+    """
+
+    items: int = 100_000
+    nbytes: int = 512 << 10
+    nested_bytes: int = 64 << 10
+    parts: int = 8192
+    entries: int = 8192
+    has_globals: bool = False
+
+    @contextlib.contextmanager
+    def within(self) -> Iterator[None]:
+        """Has all functions of this module, and those that call them, keep to these bounds."""
+        token = _bounds.set(self)
+        try:
+            yield
+        finally:
+            _bounds.reset(token)
+
+
+_bounds: ContextVar[ValueBounds] = ContextVar("bounds", default=ValueBounds())  # noqa: B039 - it is frozen
+
+
+def bounds() -> ValueBounds:
+    """Returns how long a plain value may be here: as short as in a state, unless it is said."""
+    return _bounds.get()
+
+
 def is_plain(value: object) -> bool:
     """Returns whether an attribute's value is plain, and short enough to be compared."""
     kind = type(value)
     if kind is list or kind is deque:
         items = cast("list[object]", value)
-        if len(items) > MAX_ITEMS:
+        if len(items) > bounds().items:
             return False
-        return all(map(_is_item, items)) or _is_nested(items, 1, _budget())
-    if kind is set or kind is bytearray:
+        if _are_atoms(items) or all(map(_is_item, items)):
+            return True
+        return _is_nested([*items], 1, _budget())
+    if kind is bytearray:
+        return len(cast("bytearray", value)) <= bounds().nbytes
+    if kind is set:
         members = cast("set[object]", value)
-        return len(members) <= MAX_ITEMS and all(map(_is_item, members))
+        return len(members) <= bounds().items and all(map(_is_item, members))
     if kind in _DICTS:
         entries = cast("dict[object, object]", value)
-        return len(entries) <= _MAX_PARTS and _is_nested(dict(entries), 1, _budget())
+        if _are_atoms(entries) and _are_atoms(entries.values()):
+            return len(entries) <= bounds().entries
+        return len(entries) <= bounds().parts and _is_nested(dict(entries), 1, _budget())
     return _is_nested(value, 1, _budget())
 
 
-def _budget(count: int = _MAX_PARTS) -> Iterator[int]:
+def _budget() -> Iterator[int]:
     """Returns an iterator over as many parts as a nested value may have."""
-    return iter(range(count))
+    return iter(range(bounds().parts))
 
 
 def _is_item(item: object) -> bool:
@@ -145,7 +187,7 @@ def _is_nested(value: object, depth: int, budget: Iterator[int]) -> bool:
     if depth > _MAX_DEPTH or kind not in _NESTED:
         return False
     parts = [*cast("list[object]", value)]
-    if kind is set and len(parts) > _MAX_PARTS:
+    if kind is set and len(parts) > bounds().parts:
         return False
     if isinstance(value, dict):
         if not all(map(_is_item, value)):
@@ -157,14 +199,14 @@ def _is_nested(value: object, depth: int, budget: Iterator[int]) -> bool:
 def _is_plain_array(array: Array) -> bool:
     if array.dtype == object:
         items = [*array.flat] if array.size <= _MAX_OBJECTS else [array]
-        return all(map(_is_item, items)) and _is_nested(items, 1, _budget(_MAX_OBJECTS))
+        return all(map(_is_item, items)) and _is_nested(items, 1, iter(range(_MAX_OBJECTS)))
     is_record = array.dtype.names is not None and not array.dtype.hasobject
     if not is_record and array.dtype.kind not in _NUMBERS + _OTHER_KINDS:
         return False
     owner = owner_of(array)
     # Others may see what lies in other memory: a file's, or another process's.
     is_own = type(owner) is np.ndarray or isinstance(owner, bytes | bytearray)
-    return is_own and array.nbytes <= MAX_BYTES
+    return is_own and array.nbytes <= bounds().nbytes
 
 
 def owner_of(array: Array) -> object:
@@ -179,7 +221,7 @@ def owner_of(array: Array) -> object:
 def _is_plain_tensor(tensor: torch.Tensor) -> bool:
     if tensor.device.type != "cpu" or tensor.layout != torch.strided or tensor.requires_grad:
         return False
-    return tensor.nbytes <= MAX_BYTES and not tensor.is_shared()  # type: ignore[no-untyped-call]
+    return tensor.nbytes <= bounds().nbytes and not tensor.is_shared()  # type: ignore[no-untyped-call]
 
 
 def is_generator(value: object) -> bool:
@@ -196,12 +238,17 @@ def copied(value: object) -> object:
     kind = type(value)
     if kind is list or kind is tuple:
         items = cast("list[object]", value)
-        if all(map(_is_item, items)):
+        if _are_atoms(items) or all(map(_is_item, items)):
             return items.copy() if kind is list else value
         return kind(map(copied, items))
+    if kind is deque:
+        queued = cast("deque[object]", value)
+        return deque(map(copied, queued), queued.maxlen)
     if kind in _DICTS:
         entries = cast("dict[object, object]", value)
         copy = entries.copy()
+        if _are_atoms(entries.values()):
+            return copy
         # Of a Counter: its own method counts.
         dict.update(copy, {key: copied(entry) for key, entry in entries.items()})
         return copy
@@ -222,10 +269,10 @@ def are_equal(one: object, other: object) -> bool:
         is_alike = (one.dtype, one.shape) == (array.dtype, array.shape)
         if one.dtype.hasobject:
             return is_alike and _have_equal_items([*one.flat], [*array.flat])
-        return is_alike and one.tobytes() == array.tobytes()
+        return is_alike and _have_equal_bytes(one, array)
     if isinstance(one, torch.Tensor):
         tensor = cast("torch.Tensor", other)
-        return one.dtype == tensor.dtype and torch.equal(one, tensor)
+        return one.dtype == tensor.dtype and _are_equal_tensors(one, tensor)
     if isinstance(one, tuple):
         return _have_equal_items([*one], [*cast("tuple[object, ...]", other)])
     if isinstance(one, dict):
@@ -234,6 +281,26 @@ def are_equal(one: object, other: object) -> bool:
         is_alike = [*one] == [*entries]
         return is_alike and _have_equal_items([*one.values()], [*entries.values()])
     return bool(one == other)
+
+
+def _are_equal_tensors(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if one.shape != other.shape:
+        return False
+    if torch.equal(one, other):
+        return True
+    if not one.is_floating_point():
+        return False
+    # Also of numbers that are not equal to themselves.
+    ours, theirs = (tensor.reshape(-1).view(torch.uint8) for tensor in (one, other))
+    return torch.equal(ours, theirs)
+
+
+def _have_equal_bytes(one: Array, other: Array) -> bool:
+    if not one.nbytes or not (one.flags.c_contiguous and other.flags.c_contiguous):
+        return one.tobytes() == other.tobytes()
+    # Without two copies: they may be large.
+    ours, theirs = (array.reshape(-1).view(np.uint8) for array in (one, other))
+    return np.array_equal(ours, theirs)
 
 
 def _have_equal_items(items: list[object], others: list[object]) -> bool:
@@ -251,10 +318,10 @@ def num_bytes(value: object) -> int:
         return num_bytes([*value.flat])
     if isinstance(value, np.ndarray | np.generic | torch.Tensor):
         return int(value.nbytes)
-    if isinstance(value, list | tuple | deque | set):
-        return 2 + sum(map(num_bytes, value))
     if isinstance(value, dict):
-        return 2 + sum(map(num_bytes, value)) + sum(map(num_bytes, value.values()))
+        return num_bytes([*value]) + num_bytes([*value.values()])
+    if isinstance(value, list | tuple | deque | set):
+        return 2 + _num_item_bytes(value)
     if isinstance(value, str | bytes | bytearray):
         return 2 + len(value)
     if isinstance(value, PurePath):
@@ -262,18 +329,30 @@ def num_bytes(value: object) -> int:
     return 8
 
 
+def _num_item_bytes(items: Collection[object]) -> int:
+    kinds = set(map(type, items))
+    # The longest ones.
+    if kinds <= {*_SHORT}:
+        return 8 * len(items)
+    if kinds <= {str, bytes}:
+        return 2 * len(items) + sum(map(len, cast("Collection[str]", items)))
+    return sum(map(num_bytes, items))
+
+
 def is_long(value: object) -> bool:
     """Returns whether a changed value is too long to be kept."""
     is_nested = type(value) in _DICTS
     if isinstance(value, list | tuple):
-        is_nested = not all(map(_is_item, value))
-    return num_bytes(value) > (_MAX_NESTED_BYTES if is_nested else MAX_BYTES)
+        is_nested = not (_are_atoms(value) or all(map(_is_item, value)))
+    return num_bytes(value) > (bounds().nested_bytes if is_nested else bounds().nbytes)
 
 
 def packed(value: object) -> object:
     """Returns a copy that states can hold: of what is filled in place, a list or dictionary."""
     if isinstance(value, bytearray):
         return bytes(value)
+    if type(value) is dict and _are_atoms(value) and _are_atoms(value.values()):
+        return value.copy()
     if isinstance(value, dict):
         return {_packed_part(key): _packed_part(entry) for key, entry in value.items()}
     if isinstance(value, list | deque | set):
@@ -315,6 +394,8 @@ def unpacked(value: object) -> object:
     kind = type(value)
     if kind is dict:
         entries = cast("dict[object, object]", value)
+        if _are_atoms(entries) and _are_atoms(entries.values()):
+            return entries
         return {unpacked(key): unpacked(entry) for key, entry in entries.items()}
     if kind is list:
         items = cast("list[object]", value)
@@ -358,6 +439,8 @@ def is_packable(value: object) -> bool:
     """Returns whether a state can hold it."""
     # The longest ones.
     if type(value) is list and _are_atoms(value):
+        return True
+    if type(value) is dict and _are_atoms(value) and _are_atoms(value.values()):
         return True
     if type(value) is list:
         tuples = [item for item in value if type(item) is tuple]
@@ -410,6 +493,37 @@ def fill(value: object, content: object) -> bool:
     else:
         return False
     return True
+
+
+def fill_views(tensors: Sequence[torch.Tensor], contents: Sequence[object]) -> bool:
+    """Fills tensors that share memory in place; False: these contents do not share it.
+
+    Args:
+        tensors: Of which some may stay as they are.
+        contents: Of each, what it is to be.
+    """
+    before = [tensor.clone() for tensor in tensors]
+    for tensor, content in zip(tensors, contents, strict=True):
+        if content is tensor:
+            continue
+        new = cast("torch.Tensor", content)
+        if tensor.is_inference() or (new.dtype, new.shape) != (tensor.dtype, tensor.shape):
+            return False
+    wanted = [
+        former if content is tensor else content
+        for tensor, content, former in zip(tensors, contents, before, strict=True)
+    ]
+    _copy_into(tensors, [content for content in contents if type(content) is torch.Tensor])
+    if all(map(are_equal, tensors, wanted)):
+        return True
+    _copy_into(tensors, before)
+    return False
+
+
+def _copy_into(tensors: Sequence[torch.Tensor], contents: Sequence[torch.Tensor]) -> None:
+    for tensor, content in zip(tensors, contents, strict=True):
+        if content is not tensor:
+            tensor.copy_(content)
 
 
 def is_iterator(value: object) -> bool:

@@ -26,15 +26,28 @@ from stoker.feed.kept_values import (
     live_iterator_in,
     set_values,
     values_of,
+    values_within,
     what_is_unkept,
 )
-from stoker.feed.plain_values import unpacked
+from stoker.feed.plain_values import ValueBounds, num_bytes, unpacked
 from stoker.feed.reachable import attributes_of
 from stoker.feed.wire.codec import pack_value, unpack_value
+from stoker.feed.wire.protocol import MAX_CHANGES_BYTES, MAX_STATES_BYTES
 
 # Batches with which a process sends what has changed.
 NUM_SHOWN = 2
-_MAX_BYTES = 1 << 20
+# Of values that are sent with each of these.
+_MAX_SHOWN_BYTES = MAX_STATES_BYTES // 2
+# Of what has changed, at the end of an epoch; so much of what may change is copied as it begins.
+_MAX_CARRIED_BYTES = 128 << 20
+_CARRIED = ValueBounds(
+    items=1_000_000,
+    nbytes=_MAX_CARRIED_BYTES,
+    nested_bytes=_MAX_CARRIED_BYTES,
+    parts=16_384,
+    entries=200_000,
+    has_globals=True,
+)
 _PATH = re.compile(r"[/\\]|\.\w+$")
 _OF_OTHERS = "{} is changed within an epoch by the script, or by another epoch of the dataset"
 _TEXTS = (str, bytes, PurePath)
@@ -69,10 +82,12 @@ class Beginning(NamedTuple):
     Attributes:
         values: As of `kept_values.values_of`.
         generators: Their packed states, by path.
+        bounds: Longer values are not looked at.
     """
 
     values: KeptValues
     generators: Mapping[str, bytes]
+    bounds: ValueBounds
 
 
 class Changes(NamedTuple):
@@ -95,7 +110,12 @@ def beginning_of(roots: Mapping[str, object]) -> Beginning:
     Args:
         roots: As of `kept_values.values_of`.
     """
-    return Beginning(values_of(roots), _generators_in(roots))
+    generators = _generators_in(roots)
+    values = values_within(roots, _CARRIED)
+    if values is None:
+        # It holds more: only what is small is looked at.
+        return Beginning(values_of(roots), generators, ValueBounds())
+    return Beginning(values, generators, _CARRIED)
 
 
 def packed_changes(
@@ -114,14 +134,28 @@ def packed_changes(
         for path, state in _generators_in(roots).items()
         if since.generators.get(path) != state
     }
-    # An iterator that an epoch reads is there until its end.
-    unkept = what_is_unkept(roots, since=since.values, has_iterators=True) if is_end else ""
-    unkept = unkept or too_large
-    values = dict(changed_values(roots, since=since.values))
-    packed = _packed(Changes(values, generators, unkept))
-    if len(packed) <= _MAX_BYTES:
+    with since.bounds.within():
+        values = dict(changed_values(roots, since=since.values))
+        if is_end:
+            # An iterator that an epoch reads is there until its end.
+            lost = what_is_unkept(roots, since=since.values, has_iterators=True)
+            changes = Changes(values, generators, lost or too_large)
+            return _packed_within(changes, MAX_CHANGES_BYTES)
+    # The longest ones only at the end.
+    sizes = {path: num_bytes(value) for path, value in values.items()}
+    unkept = ""
+    while sum(sizes.values()) > _MAX_SHOWN_BYTES:
+        path = max(sizes, key=lambda one: sizes[one])
+        unkept = f"{path} changes, and an epoch was left before its end"
+        del sizes[path], values[path]
+    return _packed_within(Changes(values, generators, unkept), MAX_STATES_BYTES)
+
+
+def _packed_within(changes: Changes, max_bytes: int) -> bytes:
+    packed = _packed(changes)
+    if len(packed) <= max_bytes:
         return packed
-    unkept = unkept or f"what has changed in it has {len(packed):,} bytes"
+    unkept = changes.unkept or f"what has changed in it has {len(packed):,} bytes"
     return _packed(Changes({}, {}, unkept))
 
 
@@ -182,7 +216,7 @@ class StreamBegun:
             roots: The dataset and collate function of the script.
         """
         if not self._is_over and self._shown:
-            self._unset = self._set_shown(roots)
+            self._unset = self._set_shown(roots) or self._shown[-1].unkept
             if self._kept_iterator:
                 self._unset = f"{self._kept_iterator} is an iterator that has not ended"
         return _WORDS.format(self._unset) if self._unset else ""
@@ -202,6 +236,10 @@ class StreamBegun:
 
     def _set(self, changes: Changes, roots: Mapping[str, object]) -> str:
         """Sets changes, but for what others have set since; returns what cannot be set."""
+        with self._since.bounds.within():
+            return self._set_within(changes, roots)
+
+    def _set_within(self, changes: Changes, roots: Mapping[str, object]) -> str:
         others = changed_values(roots, since=self._since.values).keys() & changes.values.keys()
         values = {
             path: change
@@ -238,10 +276,22 @@ class StreamBegun:
         before = self._since.values.get(path)
         if HANDLE.search(path.rpartition(".")[2]):
             return False
+        if isinstance(before, bytearray):
+            return True
         if isinstance(value, _TEXTS):
-            is_path = isinstance(value, PurePath) or _PATH.search(str(value))
-            return type(before) is type(value) and not is_path
+            return type(before) is type(value) and not _may_be_path(value)
         return before is not None or not isinstance(value, _CONTAINERS)
+
+
+def _may_be_path(text: object) -> bool:
+    if isinstance(text, bytes):
+        try:
+            text = text.decode()
+        except UnicodeDecodeError:
+            return False
+        if not text.isprintable():
+            return False
+    return isinstance(text, PurePath) or _PATH.search(str(text)) is not None
 
 
 def _same(first: Mapping[str, _T], second: Mapping[str, _T]) -> dict[str, _T]:

@@ -23,7 +23,7 @@ from typing import Protocol, cast
 import numpy as np
 import torch
 
-from stoker.feed.plain_values import MAX_BYTES, is_packable, packed, unpacked
+from stoker.feed.plain_values import bounds, is_packable, packed, unpacked
 from stoker.feed.reachable import attributes_of
 
 # Of these classes, and what inherits from them.
@@ -119,7 +119,7 @@ def _further(value: object) -> ValueObject | None:
     place = file.tell()
     length = file.seek(0, io.SEEK_END)
     file.seek(place)
-    if length > MAX_BYTES:
+    if length > bounds().nbytes:
         # A dataset's data, whose place alone changes.
         return ValueObject(value, (place,), make)
     return ValueObject(value, (place, file.getvalue()), make)

@@ -18,14 +18,15 @@ from stoker.feed.trainer.control_connection import (
 from stoker.feed.trainer.receiver import BatchReceiver
 from stoker.feed.wire.crypto import Keys
 from stoker.feed.wire.dataset import PackedSpec
-from stoker.feed.wire.protocol import PIECE_BYTES, Attach, Member, Ship
+from stoker.feed.wire.protocol import MAX_CHANGES_BYTES, PIECE_BYTES, Attach, Member, Ship
 
 # A host that cannot make a session's batches is asked again with the next epoch, twice.
 _MAX_FAILURES = 3
 # Connections for batches of one host that may be lost in a row without a batch.
 MAX_FRUITLESS = 5
-# Rosters are small, and so are all messages of agents: errors are cut to 1 MiB.
-MAX_MESSAGE_BYTES = 16 << 20
+# Rosters are small, and so are messages of agents (errors are cut to 1 MiB), but for what a stream
+# has changed.
+MAX_MESSAGE_BYTES = MAX_CHANGES_BYTES + (16 << 20)
 
 Post = Callable[[Callable[[], None]], None]
 

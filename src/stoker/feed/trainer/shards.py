@@ -292,7 +292,9 @@ class ShardScheduler(Scheduler):
         progress.epochs_before = self.epochs_before
         for shard, seen in zip(self._shards, progress.shards, strict=True):
             seen.random, seen.earlier = shard.state, shard.earlier
-            seen.random_at_end, seen.owns = shard.state_at_end, shard.owns
+            # Without workers, the end is made again.
+            seen.random_at_end = shard.state_at_end if self._persists else b""
+            seen.owns = shard.owns
         progress.own_trouble = self._own_trouble
 
     def shards_of_next_epoch(self) -> list[ShardProgress]:
@@ -408,7 +410,8 @@ class ShardScheduler(Scheduler):
         position, shard = self._answered(peer, batch_number, generation)
         if shard is not None:
             shard.ends(position)
-            shard.state_at_end = random_state
+            # It comes with the first answer of those that were asked for behind the end.
+            shard.state_at_end = random_state or shard.state_at_end
             self._skip()
 
     def mark_failed(self, peer: Peer, batch_number: int, *, generation: int = 0) -> bool:

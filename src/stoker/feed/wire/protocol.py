@@ -68,7 +68,11 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 48)]
 # A base seed of torch has 63 bits.
 Word = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 # Random states of a stream: 5 kB, and 16 to 3,000 bytes for each further generator.
-States = Annotated[bytes, msgspec.Meta(max_length=1 << 20)]
+MAX_STATES_BYTES = 1 << 20
+States = Annotated[bytes, msgspec.Meta(max_length=MAX_STATES_BYTES)]
+# What a stream without workers has changed in an epoch. One message: on a line of 75 Mb/s it takes
+# as long as a heartbeat may.
+MAX_CHANGES_BYTES = 132 << 20
 # The state of an iterable dataset that has one itself; a longer one is not sent.
 MAX_OWN_BYTES = 4 << 20
 # 8 bytes for each sample of a batch.
@@ -644,7 +648,7 @@ class Ended(OfBatch, frozen=True, kw_only=True):
     """The stream ends before that number; `state` is for the next epoch."""
 
     generation: Count
-    state: States = b""
+    state: Annotated[bytes, msgspec.Meta(max_length=MAX_CHANGES_BYTES)] = b""
 
 
 class Raised(OfBatch, frozen=True, kw_only=True):

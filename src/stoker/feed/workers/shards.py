@@ -122,7 +122,8 @@ class ShardStream:
                 if not self.spec.has_workers and self._num_shards == 1:
                     self._at_start = beginning_of(self._roots())
                     self._compared.is_asked = True
-                    self._compared.note(self._roots())
+                    with self._at_start.bounds.within():
+                        self._compared.note(self._roots())
                 if resumed.own_state is not None and self._loads(resumed.own_state, resumed):
                     return
                 self._set_states(resumed, index)
@@ -283,7 +284,8 @@ class ShardStream:
         if since is None:
             return b""
         # What is too large for a state is seen by its checksum alone.
-        too_large = self._compared.changed(self._roots()) if is_end else ""
+        with since.bounds.within():
+            too_large = self._compared.changed(self._roots()) if is_end else ""
         return packed_changes(self._roots(), since, is_end=is_end, too_large=too_large)
 
     def _state_before(self, resumed: Stream) -> bytes:
@@ -542,7 +544,11 @@ class ShardSource:
         try:
             batch = self._stream.make(index)
         except StopIteration:
-            return End(self._stream.states() if persists else self._stream.changes(is_end=True))
+            if persists:
+                return End(self._stream.states())
+            # Not again for those that were asked for ahead: it may be long.
+            is_first = position == self._stream.position
+            return End(self._stream.changes(is_end=True) if is_first else b"")
         if self._num_made < NUM_SHOWN and not persists:
             self._state = self._stream.changes(is_end=False)
         self._num_made += 1
