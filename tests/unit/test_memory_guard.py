@@ -159,10 +159,10 @@ class Host:
         here = self.waiting_bytes - self.coming_bytes
         return MemoryUse(self.base_bytes + here, 10 * GB, is_cgroups=True)
 
-    def run(self, seconds: int) -> list[float]:
+    def run(self, seconds: int, *, began: int = 0) -> list[float]:
         """Returns the share after each quarter of a second."""
         shares = []
-        for look in range(4 * seconds):
+        for look in range(4 * began, 4 * (began + seconds)):
             most = min(self.wanted_bytes, int(self.guard.share * MAX_BYTES))
             change = min(self.rate // 4, abs(most - self.waiting_bytes))
             self.waiting_bytes += change if most > self.waiting_bytes else -change
@@ -190,6 +190,56 @@ def test_a_run_that_uses_the_same_all_the_time_is_not_lowered_and_raised_in_turn
     if base + wanted <= 8000:
         # With all that it wants 80% are in use.
         assert host.guard.share * MAX_BYTES >= host.wanted_bytes
+
+
+@dataclass
+class HostWithValidations(Host):
+    """A host on which each validation takes memory, and workers keep buffers until less may wait.
+
+    Attributes:
+        validation_bytes: What each one of a minute takes, after ten minutes of steps.
+        kept_share: Of what may wait, in buffers that workers keep.
+    """
+
+    validation_bytes: int = 0
+    kept_share: float = 0.0
+    validating_bytes: int = 0
+
+    def use(self) -> MemoryUse:
+        kept = self.kept_share * min(self.wanted_bytes, self.guard.share * MAX_BYTES)
+        here = self.waiting_bytes - self.coming_bytes + self.validating_bytes + int(kept)
+        return MemoryUse(self.base_bytes + here, 10 * GB, is_cgroups=True)
+
+    def run_hour(self) -> list[float]:
+        """Returns the share after each quarter of a second."""
+        shares = []
+        for second in range(3600):
+            takes = self.validation_bytes if second % 660 >= 600 else 0
+            change = max(-200 * MB, min(200 * MB, takes - self.validating_bytes))
+            self.validating_bytes += change
+            shares += self.run(1, began=second)
+        return shares
+
+
+@pytest.mark.parametrize("kept_share", [0.0, 0.5])
+@pytest.mark.parametrize(("base", "wanted"), [(5000, 2000), (3500, 2000), (5000, 1000)])
+def test_after_each_validation_as_many_batches_wait_soon_as_before(base, wanted, kept_share):
+    host = HostWithValidations(
+        base * MB, wanted * MB, 1000 * MB, validation_bytes=4 * GB, kept_share=kept_share
+    )
+    shares = host.run_hour()
+    # Two minutes after the latest of five.
+    assert shares[4 * (3300 + 120)] * MAX_BYTES >= 0.9 * host.wanted_bytes
+    # Each validation lowers it a few times in a row.
+    assert lowered(shares) <= 5 * 5
+
+
+@pytest.mark.parametrize("kept_share", [0.5, 1.0])
+@pytest.mark.parametrize("base", [2000, 3000, 5000])
+def test_what_workers_give_back_is_not_taken_in_turns(base, kept_share):
+    host = HostWithValidations(base * MB, 3500 * MB, 1000 * MB, kept_share=kept_share)
+    # With raises as fast as the first whenever so much was given back, 320 times.
+    assert lowered(host.run_hour()) <= 6
 
 
 def test_as_much_may_wait_again_as_there_is_room_for():

@@ -30,6 +30,9 @@ _SECONDS_UP = 10.0
 # A raise that was taken back is tried again after twice as long, by half as much: without, a run
 # that would use 85% was lowered and raised 55 times in ten minutes (test_memory_guard.py).
 _MOST_SECONDS_UP = 640.0
+# One that was taken back later than this was none too many: something else took memory, as a
+# validation does, and once that is over a raise is as fast as the first.
+_SECONDS_HELD = 300.0
 # Of the limit in a second. Less is what comes and goes.
 _GROWS = 0.02
 
@@ -148,7 +151,9 @@ class MemoryGuard:
         if not may_lower:
             return ""
         if self._is_raised:
-            self._seconds_up = min(_MOST_SECONDS_UP, 2 * self._seconds_up)
+            has_held = now - self._changed_at >= _SECONDS_HELD
+            longer = min(_MOST_SECONDS_UP, 2 * self._seconds_up)
+            self._seconds_up = _SECONDS_UP if has_held else longer
         # Half of a bound that is far above what waits would change nothing.
         waiting = min(self.share, waiting_bytes / self._max_bytes)
         self._change(max(least, waiting / 2), now)
