@@ -323,6 +323,112 @@ def test_a_handler_that_keeps_its_log_is_named():
     handler.buffer.clear()
 
 
+class Chained:
+    """What a loop computes of itself, as it was in the step before."""
+
+    def __init__(self) -> None:
+        self.kept: Any = torch.zeros(())
+        self.cell = torch.nn.GRUCell(1, 3)
+
+    def hide(self, loss: torch.Tensor) -> None:
+        state = self.kept if self.kept.dim() else torch.zeros(1, 3)
+        self.kept = self.cell(loss.reshape(1, 1), state)
+
+    def hide_detached(self, loss: torch.Tensor) -> None:
+        self.hide(loss)
+        self.kept = self.kept.detach()
+
+    def hide_for_steps(self, loss: torch.Tensor) -> None:
+        self.steps = getattr(self, "steps", 0) + 1
+        self.hide(loss)
+        if self.steps % 6 == 0:
+            self.kept = self.kept.detach()
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [
+        lambda one, loss: setattr(one, "kept", torch.maximum(one.kept, loss)),
+        lambda one, loss: setattr(one, "kept", torch.stack([one.kept, loss]).min()),
+        lambda one, loss: setattr(one, "kept", one.kept * torch.sigmoid(loss)),
+        lambda one, loss: setattr(one, "kept", (one.kept * 9 + loss) / 10),
+        Chained.hide,
+    ],
+    ids=["maximum", "minimum", "product", "mean", "hidden state"],
+)
+def test_what_is_computed_from_itself_keeps_all_graphs(compute):
+    one = Chained()
+    (kept,) = watched(lambda loss: compute(one, loss))
+    assert (kept.name, kept.container, kept.has_graph) == ("Chained.kept", "graph", True)
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [
+        # Of these one tensor is there, with its graph.
+        lambda one, loss: setattr(one, "kept", max(one.kept, loss)),
+        lambda one, loss: setattr(one, "kept", loss),
+        lambda one, loss: setattr(one, "kept", 0.9 * one.kept + 0.1 * loss.detach()),
+        Chained.hide_detached,
+        Chained.hide_for_steps,
+    ],
+    ids=["best", "latest", "mean", "detached", "detached after some steps"],
+)
+def test_what_lets_go_of_earlier_steps_keeps_no_graphs(compute):
+    one = Chained()
+    assert watched(lambda loss: compute(one, loss)) == []
+
+
+@pytest.mark.timeout(120)
+def test_a_look_at_a_long_graph_does_not_make_its_end_overflow_the_stack():
+    # Torch would free 50,000 operations of which Python has seen each one within the other.
+    weight, total = torch.ones(1, requires_grad=True), torch.zeros(1)
+    for _ in range(50_000):
+        total = total + weight
+    watched(lambda loss: None)
+    del total
+
+
+def test_a_tuple_that_becomes_longer_is_named():
+    history: tuple[torch.Tensor, ...] = ()
+
+    def keep(loss: torch.Tensor) -> None:
+        nonlocal history
+        history += (loss,)
+
+    (kept,) = watched(keep)
+    assert kept.name.startswith("history in test_a_tuple_that_becomes_longer")
+    assert (kept.container, kept.element, kept.has_graph) == ("tuple", "Tensor", True)
+
+
+def test_a_linked_list_is_named_by_its_objects():
+    class Node:
+        def __init__(self, loss: torch.Tensor, before: Any) -> None:
+            self.loss, self.before = loss, before
+
+    latest = None
+
+    def keep(loss: torch.Tensor) -> None:
+        nonlocal latest
+        latest = Node(loss, latest)
+
+    (kept,) = watched(keep)
+    assert (kept.name, kept.container) == ("Node.before", "objects")
+    assert (kept.element, kept.has_graph) == ("Node", True)
+    assert kept.count_per_step == pytest.approx(1, rel=0.1)
+
+
+def test_a_list_that_each_step_makes_anew_keeps_nothing():
+    # A step has more of them than there are steps, and something else grows.
+    outputs: list[torch.Tensor] = []
+
+    def step(loss: torch.Tensor) -> None:
+        nonlocal outputs
+        outputs = [loss * number for number in range(2 * STEPS)]
+
+    assert watched(step) == []
+
+
 def test_a_graph_that_is_as_long_in_each_step_is_no_sum():
     last = torch.zeros(())
 

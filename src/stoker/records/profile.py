@@ -410,7 +410,8 @@ class KeptObjects(Record, frozen=True, kw_only=True):
     Attributes:
         name: Variable with its function, or attribute by its class, such as `losses in train()`.
         container: Type of the collection, such as list; sum: a tensor that others are added to;
-            joined: a tensor or array that becomes longer.
+            joined: a tensor or array that becomes longer; graph: a tensor that is computed from
+            what it was in the step before; objects: those of a class become more.
         element: Type of its elements.
         has_graph: Whether they are tensors with the graph that they were computed by.
         count_per_step: Elements that are added in each step.

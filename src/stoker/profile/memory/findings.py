@@ -40,9 +40,9 @@ _LEAST_GROWN = 200
 # What a worker grew by, where nothing is found that keeps it: a chunk cache of HDF5 takes 8 MB of
 # each data set that is read, and SQLite 2 MB.
 _LEAST_UNNAMED_IN_WORKER = 32_000_000
-# What a trainer grew by, and of the limit in an epoch, where nothing is found that keeps it: glibc
-# keeps 30 MB and more of freed memory, which it takes in the first hundred steps.
-_LEAST_UNNAMED_BYTES = 256_000_000
+# What a trainer grew by, and of the limit in an epoch, where nothing is found that keeps it, beside
+# what it has freed, and glibc keeps: libraries cache in the first hundred steps.
+_LEAST_UNNAMED_BYTES = 32_000_000
 _MUCH_UNNAMED = 0.05
 # Of the bytes that a step reads: some files are always read twice.
 _MUCH_REFAULTED = 0.3
@@ -511,8 +511,9 @@ def _trainer_growth(
         # The dataset's own, which is said of its samples.
         return
     seen = (ranks[0].loop or _NO_GROWTH).seen_bytes
-    if kept is None and (not facts.num_workers or seen < _LEAST_UNNAMED_BYTES):
-        # Without workers the dataset's own caches are the trainer's.
+    # Without workers the dataset's own caches are the trainer's.
+    is_datasets = not facts.num_workers and memory.grown_bytes_per_sample >= _LEAST_GROWN
+    if kept is None and (is_datasets or seen < _LEAST_UNNAMED_BYTES):
         return
     until = span.words
     full = _full_bytes(kept, per_step)
@@ -548,14 +549,33 @@ def _kept_words(kept: KeptObjects | None) -> str:
     if kept is None:
         return "something keeps memory of each step, and no list of the script does"
     graph = " with its graph" if kept.has_graph else ""
+    if kept.container == "objects":
+        return _objects_words(kept)
     if kept.container == "joined":
         return f"{kept.name} ({kept.element}{graph}) becomes longer with each step"
     if kept.container == "sum":
         return f"{kept.name} is a sum of tensors, each{graph}"
+    if kept.container == "graph":
+        return (
+            f"{kept.name} is computed from that of the step before, and so keeps the graphs of all "
+            "steps"
+        )
     elements = f"a {kept.element}"
     if kept.count_per_step >= _SEVERAL:
         elements = f"{whole(round(kept.count_per_step))} {kept.element}"
     return f"{kept.name} ({kept.container}) keeps {elements}{graph} of each step"
+
+
+def _objects_words(kept: KeptObjects) -> str:
+    """Returns words on objects of a class that become more, as in a linked list.
+
+    Args:
+        kept: One of them, by the name of what keeps it, or of its class alone.
+    """
+    graphs = ", each with a graph," if kept.has_graph else ""
+    if kept.name.startswith(f"{kept.element}."):
+        return f"there are more {kept.element} objects{graphs} with each step, kept by {kept.name}"
+    return f"there are more {kept.element} objects{graphs} with each step"
 
 
 def _kept_fix(kept: KeptObjects | None) -> str:
@@ -568,6 +588,16 @@ def _kept_fix(kept: KeptObjects | None) -> str:
         return "keep a number of each step, such as its mean, or write the steps to a file"
     if kept.container == "sum":
         return "add loss.item(), a number, instead of the tensor"
+    if kept.container == "graph":
+        variable = kept.name.partition(" in ")[0]
+        return (
+            f"use {variable}.detach() in the next step, as of a hidden state, or .item() of a "
+            "single number"
+        )
+    if kept.container == "objects" and kept.has_graph:
+        return "keep loss.item(), or tensor.detach(), in them, and let go of those before it"
+    if kept.container == "objects":
+        return "let go of those of earlier steps, or keep numbers of them"
     if kept.has_graph:
         return "append loss.item(), or tensor.detach(): a graph holds all that its step computed"
     if kept.element in _PLAIN:

@@ -7,7 +7,6 @@ log; and elements of its collections, which may keep what they have loaded.
 
 import functools
 import gc
-import io
 import itertools
 import logging
 import queue
@@ -27,13 +26,13 @@ from types import FunctionType, GeneratorType, MethodType, ModuleType
 from typing import NamedTuple, cast
 
 import numpy as np
-import torch
 
 from stoker.feed import reachable
 from stoker.feed.reachable import is_users_name, read_slot, slots_of
 from stoker.profile.loader_phases import attributes_of
 from stoker.profile.memory.loop_growth import variables_of
 from stoker.profile.memory.python_objects import (
+    OF_BYTES,
     collections_of,
     is_table,
     kept_bytes,
@@ -48,8 +47,7 @@ _LEAST_GROWTH = 0.1
 _LEAST_GROWN = 8
 # As fast as before, at the end: what has filled up is no growth.
 _LEAST_LATE = 0.3
-# Arrays, texts and buffers that become longer, and bytes of a sample.
-_OF_BYTES = (torch.Tensor, np.ndarray, str, bytes, io.BytesIO, io.StringIO)
+# Bytes of a sample, of arrays, texts and buffers that become longer.
 _LEAST_LONGER = 100
 # Of what grows in a collection of collections: then that part is what grows.
 _MOST_OF_IT = 0.8
@@ -446,7 +444,7 @@ class _Sizes:
             size = _measured(part, None)
             if size is not None:
                 self.by_name[f"{name}[{key!r}]"] = size._replace(num_arrays=1)
-        arrays = [part for _, part in parts if issubclass(type(part), _OF_BYTES)]
+        arrays = [part for _, part in parts if issubclass(type(part), OF_BYTES)]
         if len(arrays) > 1:
             self.by_name[f"{name}{_ALL}"] = Size(
                 type(arrays[-1]).__name__,
@@ -470,7 +468,7 @@ def _measured(value: object, limit: int | None) -> Size | None:
         return _size_of_queue(cast("queue.Queue[object]", value))
     if issubclass(kind, queue.SimpleQueue):
         return Size(kind.__name__, cast("queue.SimpleQueue[object]", value).qsize())
-    if issubclass(kind, _OF_BYTES):
+    if issubclass(kind, OF_BYTES):
         return Size(kind.__name__, num_bytes_of(value), is_bytes=True)
     if is_table(value):
         return Size(kind.__name__, len(cast("Sequence[object]", value)))

@@ -1,8 +1,9 @@
 """How the trainer grows from step to step, and what its loop keeps of each of them.
 
-`losses.append(loss)` keeps a step's graph with all that it holds, and so does `total += loss`. The
-process's memory tells that something is kept; the lengths of all lists, sets, dicts and deques of
-Python, before and after some steps, tell what; and those that refer to it tell its name.
+`losses.append(loss)` keeps a step's graph with all that it holds, and so do `total += loss`, and a
+hidden state that is never detached. The process's memory tells that something is kept; the lengths
+of all lists, sets, dicts and deques of Python, before and after some steps, tell what, and so do
+graphs that reach back to earlier steps; and those that refer to it tell its name.
 """
 
 import functools
@@ -12,7 +13,7 @@ import itertools
 import sys
 import time
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, median
 from types import CellType, FrameType, FunctionType, ModuleType
@@ -22,9 +23,10 @@ import numpy as np
 import torch
 
 import stoker
-from stoker.feed.reachable import cached_results, read_slot, slots_of
+from stoker.feed.reachable import cached_results, is_users_name, read_slot, slots_of
 from stoker.host.memory_usage import give_back_freed, written_bytes
 from stoker.profile.loader_phases import attributes_of
+from stoker.profile.memory.kept_graphs import GraphWatch, numbers_of
 from stoker.profile.memory.python_objects import has_length_in_bytes, kept_bytes, num_bytes_of
 from stoker.profile.rank_results import LoopGrowth
 from stoker.records import KeptObjects
@@ -53,14 +55,16 @@ _LEAST_SIZES = 4
 # Of what a step adds, for numbers, texts and lists of them.
 _LEAST_PLAIN = 0.3
 _SHORT = 4
+_SIZED = (list, tuple, dict, set, deque)
 _KINDS = (list, dict, deque, set, defaultdict, OrderedDict, Counter, functools._lru_cache_wrapper)
 # Collections in a collection that grow together.
 _MOST_TOGETHER = 1000
 # Operations of a sum, and of its parts: a moving mean is `0.9 * mean + 0.1 * loss`.
 _ADDING = ("AddBackward", "SubBackward", "LerpBackward")
 _SCALING = ("MulBackward", "DivBackward")
-# Of a sum that are counted: more steps are in no profile.
-_MOST_ADDED = 100_000
+# Of a sum that are counted. Torch frees those that were, one within the other: of a sum of 50,000
+# losses the stack overflowed.
+_MOST_ADDED = 2000
 # How deep an element is searched for tensors, and how many collections may be around it.
 _MAX_DEPTH = 3
 _MAX_PARTS = 32
@@ -99,8 +103,11 @@ class LoopWatch:
         self._due_at = 0.0
         self._looks: list[_Look] = []
         self._lengths: dict[int, int] = {}
-        # Bytes by the name, at some looks.
-        self._arrays: list[dict[str, int]] = []
+        # Bytes, or elements, by the name, at some looks.
+        self._sizes: list[dict[str, int]] = []
+        self._graphs = GraphWatch()
+        # Objects of the script's classes.
+        self._instances: Counter[type] = Counter()
         self._added: dict[str, int] = {}
         self._began_at = self._arrays_at = 0
         self._arrays_due = _LEAST_LOOKS
@@ -111,6 +118,8 @@ class LoopWatch:
         Args:
             steps: Batches that the script took so far.
         """
+        if self._graphs.is_due(steps):
+            self._graphs.compare(_latest_of(_sized_by_name()))
         now = self._clock()
         if now < self._due_at:
             return
@@ -122,10 +131,13 @@ class LoopWatch:
             self._lengths = {kept: length for kept, length in lengths if length > _SHORT}
         if len(self._looks) == self._arrays_due:
             # Seldom: it takes some milliseconds.
-            self._arrays.append({name: array.num_bytes for name, array in _arrays().items()})
+            named = _sized_by_name()
+            self._sizes.append({name: sized.size for name, sized in named.items()})
+            self._graphs.mark(_latest_of(named), steps)
             self._arrays_due += self._arrays_due // 2
         if len(self._looks) == _LEAST_LOOKS:
             self._added = _sums_by_name(_LEAST_KEPT * (steps - self._began_at))
+            self._instances = Counter(map(type, _instances()))
             self._arrays_at = steps
         self._looks.append(_Look(steps, self._used()))
 
@@ -145,8 +157,11 @@ class LoopWatch:
         seen = self._looks[-1].written_bytes - self._looks[0].written_bytes
         if grown >= _LEAST_GROWN:
             kept = tuple(self._kept(steps, grown))
-            if not kept and self._freed_bytes() >= _MUCH_FREED * seen:
-                grown = 0.0
+            if not kept:
+                freed = self._freed_bytes()
+                if freed >= _MUCH_FREED * seen:
+                    grown = 0.0
+                seen -= max(0, freed)
         return LoopGrowth(grown_bytes_per_step=grown, seen_bytes=max(0, seen), kept=kept)
 
     def _freed_bytes(self) -> int:
@@ -166,14 +181,21 @@ class LoopWatch:
         if since < _LEAST_STEPS:
             return []
         names = _Names()
-        kept = [*self._kept_collections(since, names, grown), *self._kept_sums(steps)]
+        named = _sized_by_name()
+        kept = [*self._kept_collections(since, names, named, grown), *self._kept_sums(steps)]
         if not kept:
             kept += self._kept_parts(since, names, grown)
-        if self._arrays:
-            kept += self._joined(_LEAST_JOINED * (steps - self._arrays_at) * grown)
+        if self._sizes:
+            kept += self._joined(named, _LEAST_JOINED * (steps - self._arrays_at) * grown)
+            kept += self._kept_tuples(named, steps - self._arrays_at, grown)
+            kept = _without_doubles(kept, self._kept_graphs(named, steps), named)
+        if self._sizes and not kept:
+            kept += self._kept_instances(steps - self._arrays_at, names, grown)
         return sorted(kept, key=lambda kept: (not kept.has_graph, -kept.count_per_step))
 
-    def _kept_collections(self, steps: int, names: "_Names", grown: float) -> Iterator[KeptObjects]:
+    def _kept_collections(
+        self, steps: int, names: "_Names", named: Mapping[str, "_Sized"], grown: float
+    ) -> Iterator[KeptObjects]:
         """Yields collections that grew by an element in half of the steps.
 
         They hold tensors, or their elements are a good part of what a step adds.
@@ -181,6 +203,7 @@ class LoopWatch:
         Args:
             steps: Batches that the script took since the lengths were noted.
             names: Of the script's variables.
+            named: What they are now.
             grown: Bytes that a step adds.
         """
         for collection in _collections():
@@ -188,7 +211,10 @@ class LoopWatch:
             if more < _LEAST_KEPT * steps:
                 continue
             element = _last_of(collection)
-            if _is_cause(element, more / steps, grown) and (name := names.of(collection)):
+            if not _is_cause(element, more / steps, grown):
+                continue
+            name = names.of(collection)
+            if name and not self._is_made_anew(name, named):
                 yield KeptObjects(
                     name=name,
                     container=_kind_of(collection),
@@ -234,7 +260,7 @@ class LoopWatch:
         Args:
             steps: Batches that the script took so far.
         """
-        least = max(1.0, _LEAST_KEPT * (steps - self._arrays_at))
+        least = min(_LEAST_KEPT * _MOST_ADDED, max(1.0, _LEAST_KEPT * (steps - self._arrays_at)))
         for name, added in _sums_by_name(least).items():
             # A loss of many terms is as long in each step.
             if added - self._added.get(name, 0) >= least:
@@ -246,36 +272,154 @@ class LoopWatch:
                     count_per_step=1.0,
                 )
 
-    def _joined(self, least_bytes: float) -> Iterator[KeptObjects]:
-        """Yields tensors and arrays that are longer than before, as after `torch.cat`."""
-        for name, array in _arrays().items():
-            sizes = [seen[name] for seen in self._arrays if name in seen]
-            sizes.append(array.num_bytes)
-            if len(sizes) < _LEAST_SIZES:
+    def _is_made_anew(self, name: str, named: Mapping[str, "_Sized"]) -> bool:
+        """Whether a collection is another one in each step, as a list of a batch's outputs is.
+
+        Args:
+            name: Of the collection.
+            named: What the script's variables are now.
+        """
+        sizes = self._sizes_of(name, named)
+        return len(sizes) >= _LEAST_SIZES and not _has_grown(sizes)
+
+    def _sizes_of(self, name: str, named: Mapping[str, "_Sized"]) -> list[int]:
+        """Returns the sizes that what has a name had at some looks, and has now.
+
+        Args:
+            name: Of a variable, or of a part of it.
+            named: What the script's variables are now.
+        """
+        if name not in named:
+            return []
+        return [*(seen[name] for seen in self._sizes if name in seen), named[name].size]
+
+    def _kept_tuples(
+        self, named: Mapping[str, "_Sized"], steps: int, grown: float
+    ) -> Iterator[KeptObjects]:
+        """Yields tuples that are longer than before, as after `history += (loss,)`.
+
+        Args:
+            named: What the script's variables are now.
+            steps: Batches that the script took since their first sizes.
+            grown: Bytes that a step adds.
+        """
+        for name, sized in named.items():
+            sizes = self._sizes_of(name, named)
+            if not isinstance(sized.latest, tuple) or len(sizes) < _LEAST_SIZES:
+                continue
+            more = sizes[-1] - sizes[0]
+            is_longer = more >= _LEAST_KEPT * steps and _has_grown(sizes)
+            if is_longer and _is_cause(sized.latest[-1], more / steps, grown):
+                yield _kept_of(sized.latest[-1], name, "tuple", more / steps)
+
+    def _kept_graphs(self, named: Mapping[str, "_Sized"], steps: int) -> Iterator[KeptObjects]:
+        """Yields tensors that were computed from themselves in half of the steps.
+
+        Args:
+            named: What the script's variables are now.
+            steps: Batches that the script took so far.
+        """
+        least = max(1.0, _LEAST_KEPT * (steps - self._arrays_at))
+        numbers = numbers_of(_latest_of(named))
+        since = self._graphs.steps_kept(steps)
+        # The latest first: what else a step computes of its hidden state was made before.
+        for name in sorted(numbers, key=lambda name: -numbers[name]):
+            if since.get(name, 0) >= least:
+                yield _kept_of(named[name].latest, name, "graph", 1.0)
+
+    def _kept_instances(self, steps: int, names: "_Names", grown: float) -> Iterator[KeptObjects]:
+        """Yields classes of which there are more objects with each step, as in a linked list.
+
+        Args:
+            steps: Batches that the script took since they were counted.
+            names: Of the script's variables.
+            grown: Bytes that a step adds.
+        """
+        by_kind = defaultdict[type, list[object]](list)
+        for instance in _instances():
+            by_kind[type(instance)].append(instance)
+        for kind, instances in by_kind.items():
+            more = len(instances) - self._instances[kind]
+            # Variables refer to the latest one, too.
+            usual = instances[len(instances) // 2]
+            if more >= _LEAST_KEPT * steps and _is_cause(usual, more / steps, grown):
+                name = names.of(usual) or kind.__name__
+                yield _kept_of(usual, name, "objects", more / steps)
+
+    def _joined(self, named: Mapping[str, "_Sized"], least_bytes: float) -> Iterator[KeptObjects]:
+        """Yields tensors and arrays that are longer than before, as after `torch.cat`.
+
+        Args:
+            named: What the script's variables are now.
+            least_bytes: Those that are longer by less are left out.
+        """
+        for name, sized in named.items():
+            sizes = self._sizes_of(name, named)
+            if not has_length_in_bytes(sized.latest) or len(sizes) < _LEAST_SIZES:
                 # A variable of another function, which was not there before.
                 continue
-            longer = sizes[-1] - sizes[0]
-            is_longer = longer >= least_bytes and sizes[-1] > _LONGER * sizes[0]
+            is_longer = sizes[-1] - sizes[0] >= least_bytes and sizes[-1] > _LONGER * sizes[0]
             # Batches of other lengths come and go, and so do variables.
-            if is_longer and sizes == sorted(sizes):
-                yield KeptObjects(
-                    name=name,
-                    container="joined",
-                    element=type(array.latest).__name__,
-                    has_graph=_has_graph(array.latest),
-                    count_per_step=1.0,
-                )
+            if is_longer and _has_grown(sizes):
+                yield _kept_of(sized.latest, name, "joined", 1.0)
 
 
-class _Array(NamedTuple):
-    """Arrays, texts, buffers or tables of one name, such as of several objects of a class.
+def _without_doubles(
+    kept: Sequence[KeptObjects], graphs: Iterable[KeptObjects], named: Mapping[str, "_Sized"]
+) -> list[KeptObjects]:
+    """Returns what is kept, each name once: a sum of losses is one number, a hidden state many.
+
+    Args:
+        kept: Collections, sums and others.
+        graphs: Tensors that are computed from themselves, sums among them.
+        named: What the script's variables are now.
+    """
+    names = {one.name for one in kept}
+    added = [
+        one
+        for one in graphs
+        if one.name not in names or cast("torch.Tensor", named[one.name].latest).numel() > 1
+    ]
+    graph_names = {one.name for one in added}
+    return [*(one for one in kept if one.name not in graph_names), *added]
+
+
+def _has_grown(sizes: Sequence[int]) -> bool:
+    """Whether something became longer, and was never shorter than before.
+
+    Args:
+        sizes: Of it, at some looks.
+    """
+    return sizes[-1] > sizes[0] and list(sizes) == sorted(sizes)
+
+
+def _kept_of(element: object, name: str, container: str, count_per_step: float) -> KeptObjects:
+    """Returns the record of what is kept, by one of it.
+
+    Args:
+        element: The latest one.
+        name: Of what keeps it.
+        container: Type of that.
+        count_per_step: So many are added.
+    """
+    return KeptObjects(
+        name=name,
+        container=container,
+        element=type(element).__name__,
+        has_graph=any(map(_has_graph, _tensors_in(element))),
+        count_per_step=count_per_step,
+    )
+
+
+class _Sized(NamedTuple):
+    """What may become longer, all of one name, such as of several objects of a class.
 
     Attributes:
-        num_bytes: Of all of them.
+        size: Bytes of all arrays, texts, buffers or tables, or elements of all collections.
         latest: One of them.
     """
 
-    num_bytes: int
+    size: int
     latest: object
 
 
@@ -366,12 +510,13 @@ class _Names:
         return name and _part_name(name, key)
 
 
-def _arrays() -> dict[str, _Array]:
+def _sized_by_name() -> dict[str, _Sized]:
     """Returns what may become longer, of the script's variables and of what those refer to.
 
-    Tensors, arrays, texts, buffers and tables: in short collections, and in attributes of objects.
+    Tensors, arrays, texts, buffers, tables and collections: in short ones, and in attributes of
+    objects.
     """
-    arrays: dict[str, _Array] = {}
+    sized: dict[str, _Sized] = {}
     seen = set[int]()
     waiting = deque(_variables())
     while waiting and len(seen) < _MOST_LOOKED_AT:
@@ -379,12 +524,37 @@ def _arrays() -> dict[str, _Array]:
         if id(value) in seen:
             continue
         seen.add(id(value))
-        if has_length_in_bytes(value):
-            before = arrays[name].num_bytes if name in arrays else 0
-            arrays[name] = _Array(before + num_bytes_of(value), value)
-        elif depth < _MAX_DEPTH:
+        if (size := _size_of(value)) is not None:
+            before = sized[name].size if name in sized else 0
+            sized[name] = _Sized(before + size, value)
+        if depth < _MAX_DEPTH and not has_length_in_bytes(value):
             waiting += ((inner, part, depth + 1) for inner, part in _named_parts(name, value))
-    return arrays
+    return sized
+
+
+def _size_of(value: object) -> int | None:
+    """Returns the bytes of an array, a text, a buffer or a table, or the elements of a collection.
+
+    Args:
+        value: An object of any type; others have no size.
+    """
+    if has_length_in_bytes(value):
+        return num_bytes_of(value)
+    # Not isinstance, which asks a lazy object what it is.
+    if issubclass(type(value), _SIZED):
+        return len(cast("list[object]", value))
+    return None
+
+
+def _latest_of(named: Mapping[str, _Sized]) -> Iterator[tuple[str, object]]:
+    return ((name, sized.latest) for name, sized in named.items())
+
+
+def _instances() -> Iterator[object]:
+    """Yields the objects of the script's classes."""
+    for value in gc.get_objects():
+        if is_users_name(str(type(value).__module__)):
+            yield value
 
 
 def _variables() -> Iterator[tuple[str, object, int]]:

@@ -42,7 +42,7 @@ _LEAST_COUNT = 1000
 _LEAST_BYTES = 1_000_000
 _POINTER = 8
 # Arrays, texts and buffers that may become longer, and packages whose tables may.
-_OF_BYTES = (torch.Tensor, np.ndarray, str, bytes, bytearray, array.array, io.BytesIO, io.StringIO)
+OF_BYTES = (torch.Tensor, np.ndarray, str, bytes, bytearray, array.array, io.BytesIO, io.StringIO)
 _OF_TABLES = ("pandas", "pyarrow", "polars")
 _CONTAINERS = (list, tuple, dict, set, frozenset, deque)
 # Modules of Python whose objects refer to a dataset's own, and packages whose objects do not.
@@ -331,7 +331,7 @@ def has_length_in_bytes(value: object) -> bool:
     """Whether an object is an array, a text, a buffer or a table of pandas, pyarrow or polars."""
     # Not isinstance, which asks a lazy object what it is.
     kind = type(value)
-    return issubclass(kind, _OF_BYTES) or is_table(value)
+    return issubclass(kind, OF_BYTES) or is_table(value)
 
 
 def is_table(value: object) -> bool:
