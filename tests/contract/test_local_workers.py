@@ -6,6 +6,7 @@ import threading
 import time
 import weakref
 
+from stoker.feed.module_generators import module_generators
 from stoker.feed.trainer.local_workers import ChildStarter, LocalWorkers
 from stoker.feed.wire.codec import pack_value
 from stoker.feed.wire.dataset import DatasetSpec, pack_spec
@@ -81,3 +82,10 @@ def test_a_dataset_goes_with_the_script_s_loader_while_its_workers_go_on():
         assert made_by(local, 1)[0] == [(0, 0, 0)]
     finally:
         local.close()
+
+
+def test_modules_are_looked_at_once_before_workers_are_forked():
+    module_generators.cache_clear()
+    workers_of(Whose(), []).close()
+    # Of a fork this process would have heard nothing.
+    assert vars(module_generators())["_num_modules"] > 0

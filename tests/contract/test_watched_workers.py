@@ -20,6 +20,7 @@ from stoker.feed import placement
 from stoker.feed.bookkeeping import TrainerProcess
 from stoker.feed.iterators import TorchIterator, torch_iterator
 from stoker.feed.loader_state import load, state_of
+from stoker.feed.module_generators import module_generators
 from stoker.feed.timeline import Timeline
 from stoker.feed.watched_workers import WatchedIterator
 from stoker.records import FeedSettings
@@ -430,3 +431,10 @@ def test_without_batches_a_worker_makes_one_sample_of_what_the_sampler_gives(on_
     loader = DataLoader(Rows(), batch_size=None, sampler=lists, num_workers=1)
     process = process_of(on_error=on_error, sample_timeout_seconds=100.0)
     assert epochs_of(loader, process, 1) == [lists]
+
+
+def test_modules_are_looked_at_once_before_workers_are_forked(tmp_path):
+    module_generators.cache_clear()
+    assert len([*placed(loader_of(Numbers()), process_of(tmp_path, on_error="skip"))]) == 10
+    # Of a fork this process would have heard nothing.
+    assert vars(module_generators())["_num_modules"] > 0

@@ -33,7 +33,7 @@ from stoker.feed.data_worker import hide_worker, is_worker
 from stoker.feed.foreign_loaders import reach_of
 from stoker.feed.kept_values import KeptValues
 from stoker.feed.loader_state import note_shared, say_unused, seeding_of, values_before
-from stoker.feed.module_generators import module_generators
+from stoker.feed.module_generators import know_modules
 from stoker.feed.rank_streams import has_other_ranks
 from stoker.feed.sampler import SamplerOrder, yielded
 from stoker.feed.seeding import (
@@ -616,9 +616,7 @@ class SeedingInit:
         self.seeding = seeding
         self.num_workers = num_workers
         self.on_error: OnError = on_error
-        if seeding != "torch":
-            # Once for all workers that are forked.
-            module_generators().version()
+        know_modules(seeding)
 
     def __call__(self, worker_id: int) -> None:
         if self.user is not None:

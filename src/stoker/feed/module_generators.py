@@ -156,6 +156,12 @@ def module_generators() -> ModuleGenerators:
     return ModuleGenerators()
 
 
+def know_modules(seeding: str) -> None:
+    """Looks at them once, for all workers that are forked later: each would copy their pages."""
+    if seeding != "torch":
+        module_generators().version()
+
+
 def globals_of(module: object) -> dict[object, object]:
     """Returns the globals of a module, or of the one of a name; an empty one: it is not there."""
     if type(module) is str:

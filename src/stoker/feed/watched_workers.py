@@ -39,6 +39,7 @@ from stoker.feed.iterators import (
 )
 from stoker.feed.loader_state import seeding_of
 from stoker.feed.lost_samples import ALL_SAMPLES, SampleInWork
+from stoker.feed.module_generators import know_modules
 from stoker.feed.sample_index import words_of_sample, words_of_samples
 from stoker.feed.seeding import Numbered, Seeding
 from stoker.feed.tolerance import ToleratedBatch
@@ -108,6 +109,7 @@ class WatchedLoader:
     def pool(self) -> WorkerPool:
         """Starts the workers."""
         spec = self.spec()
+        know_modules(self.seeding)
         context = self.loader.multiprocessing_context or torch.multiprocessing.get_context()
 
         def start(role: WorkerRole, sock: socket) -> ChildProcess:

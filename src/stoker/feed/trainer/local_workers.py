@@ -13,6 +13,7 @@ from typing import cast
 import msgspec
 import torch.multiprocessing
 
+from stoker.feed.module_generators import know_modules
 from stoker.feed.seeding import Seeding
 from stoker.feed.wire.dataset import DatasetSpec, PackedSpec
 from stoker.feed.wire.protocol import BatchPart, Make, Share
@@ -58,6 +59,8 @@ class ChildStarter:
         self._context = context or torch.multiprocessing.get_context()
         # A child that is forked in mid-epoch would see the script's later changes to the dataset.
         self._can_share = self._context.get_start_method() == "fork" and not spec.is_iterable
+        if self._can_share:
+            know_modules(seeding)
         self.share(spec)
 
     def share(self, spec: DatasetSpec) -> None:
