@@ -86,6 +86,11 @@ def test_data_workers_without_a_shard_are_told_of_with_the_setting_that_gives_ea
     assert not is_set or "num_workers" not in text
 
 
+def test_a_stream_without_workers_is_not_said_to_have_one():
+    text = idle_words(num_shards=1, ranks=1, data_workers=2, is_set=False, has_workers=False)
+    assert "the stream has 1 shard (num_workers=0): 1 of 2 data workers has" in text
+
+
 def test_hosts_on_their_way_are_waited_for_a_moment():
     books = streams()
     books.grant("a", 2)

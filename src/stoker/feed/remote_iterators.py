@@ -572,13 +572,15 @@ class StreamIterator(FeedIterator):
 
     def _new_schedule(self, max_bytes: int) -> Scheduler:
         loader, settings = self._loader, self._process.settings.feed
-        return ShardScheduler(
+        schedule = ShardScheduler(
             num_shards=settings.shards or max(1, loader.num_workers),
             prefetch=loader.prefetch_factor or 2,
             max_bytes=max_bytes,
             persists=loader.persistent_workers,
             credits_each=settings.credits,
         )
+        schedule.has_workers = loader.num_workers > 0
+        return schedule
 
     def _begin(self) -> None:
         self._begin_shards()

@@ -356,6 +356,7 @@ class Requester:
                 link.member.workers for link in self._links.values() if session.name in link.ready
             ),
             is_set=self._feed.shards is not None,
+            has_workers=session.schedule.has_workers,
         )
         if text and self._settings.rank == 0:
             self._shared.log.event(EventName.FEW_SHARDS, text=text)

@@ -140,6 +140,7 @@ class Scheduler(ABC):
     Attributes:
         is_settled: No other peer is waited for before numbers are handed out.
         num_shards: Shards of an iterable dataset; 0: any peer makes any batch.
+        has_workers: The script's loader has workers.
         max_bytes: Bytes of batches that may wait, made or under way; one batch always may.
         head: The number that is delivered next.
         supplied: Numbers whose indices the sampler gave in this epoch.
@@ -151,6 +152,7 @@ class Scheduler(ABC):
     workers_live: Literal["session", "iterator", "epoch"] = "session"
     is_settled = True
     num_shards = 0
+    has_workers = True
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes

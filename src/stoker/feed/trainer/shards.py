@@ -158,10 +158,13 @@ class Shard:
         return self.owner is None and not self.is_whole()
 
 
-def idle_words(*, num_shards: int, ranks: int, data_workers: int, is_set: bool) -> str:
+def idle_words(
+    *, num_shards: int, ranks: int, data_workers: int, is_set: bool, has_workers: bool = True
+) -> str:
     """Returns how many data workers have nothing to do, and what helps; empty: each has a shard.
 
-    `num_shards` is of each rank; `feed.shards` sets them, if `is_set`.
+    `num_shards` is of each rank; `feed.shards` sets them, if `is_set`. The script's loader has one
+    worker for each, or none.
     """
     total = num_shards * ranks
     if data_workers <= total:
@@ -171,7 +174,7 @@ def idle_words(*, num_shards: int, ranks: int, data_workers: int, is_set: bool) 
     if is_set:
         source, fix = f"feed.shards: {num_shards}", f"set feed.shards: {enough}"
     else:
-        source = f"num_workers={num_shards}"
+        source = f"num_workers={num_shards if has_workers else 0}"
         fix = f"set num_workers={enough} in the script, or feed.shards: {enough}"
     if ranks > 1:
         source = f"{ranks} ranks with {source}"
