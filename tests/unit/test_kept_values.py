@@ -40,6 +40,7 @@ from stoker.feed.kept_values import (
     values_of,
 )
 from stoker.feed.seeding import states_here, values_in
+from stoker.feed.shared_places import shared_places
 
 
 class Stream(IterableDataset[object]):
@@ -444,8 +445,110 @@ class OfPoints(Stream):
             yield self.points.draw(1).tolist()
 
 
+class OfOneList(Stream):
+    """What is written to one of two attributes is in the other."""
+
+    def __init__(self) -> None:
+        self.files = [*range(9)]
+        self.order = self.files
+
+    def __iter__(self) -> Iterator[object]:
+        random.Random(1).shuffle(self.order)
+        self.order.append(len(self.order))
+        yield from self.files
+
+
+class OfPartedLists(Stream):
+    """They are one as the dataset is built, and two from the first epoch on."""
+
+    def __init__(self) -> None:
+        self.files = [*range(9)]
+        self.order = self.files
+
+    def __iter__(self) -> Iterator[object]:
+        self.order = random.Random(self.order[0]).sample(self.order, 9)
+        yield from zip(self.files, self.order, strict=True)
+
+
+class OfEqualLists(Stream):
+    """They have parted, and are equal: what is written to one later is not in the other."""
+
+    def __init__(self) -> None:
+        self.files = [2, 1, 0]
+        self.order = self.files
+
+    def __iter__(self) -> Iterator[object]:
+        if self.order is self.files:
+            self.order = [*self.files]
+        else:
+            self.order.append(7)
+        yield from (self.files, self.order)
+
+
+class OfJoinedLists(Stream):
+    """They are two as the dataset is built, and one from the first epoch on."""
+
+    def __init__(self) -> None:
+        self.best = [0]
+        self.latest = [0]
+
+    def __iter__(self) -> Iterator[object]:
+        self.latest.append(len(self.latest))
+        self.best = self.latest
+        yield from [*self.best]
+
+
+class OfPartsOfOthers(Stream):
+    """Places within containers have what an attribute has, or another place."""
+
+    def __init__(self) -> None:
+        self.rows = [0, 1, 2]
+        self.by_name = {"train": self.rows, "test": [9]}
+        self.pair = [self.by_name["test"], self.by_name["test"]]
+        self.deep = deque([[[self.rows]]])
+
+    def __iter__(self) -> Iterator[object]:
+        self.by_name["train"][1] += 3
+        self.pair[1][0] += 1
+        self.deep[0][0][0][2] += 5
+        yield from (*self.rows, *self.by_name["test"], *self.pair[0])
+
+
+class OfPartedParts(Stream):
+    """A place within a dictionary has had what an attribute has."""
+
+    def __init__(self) -> None:
+        self.seen = [0]
+        self.by_name = {"train": self.seen}
+
+    def __iter__(self) -> Iterator[object]:
+        self.by_name["train"] = [self.by_name["train"][0] + 1]
+        yield from (self.seen[0], self.by_name["train"][0])
+
+
+class OfArrays(Stream):
+    """Two names of an array, a view of another one, two of a tensor, and two that part."""
+
+    def __init__(self) -> None:
+        self.order = self.places = np.arange(9)
+        self.rows = np.arange(12)
+        self.behind = self.rows[3:]
+        self.weights = self.counts = torch.arange(4)
+        self.first = self.latest = np.arange(5)
+
+    def __iter__(self) -> Iterator[object]:
+        np.random.default_rng(1).shuffle(self.order)
+        np.random.default_rng(2).shuffle(self.behind)
+        self.weights.add_(1)
+        self.latest = np.random.default_rng(int(self.latest[0])).permutation(self.first)
+        arrays = (self.places, self.rows, self.counts, self.first, self.latest)
+        yield from (array.tolist() for array in arrays)
+
+
 KINDS = [OfClass, Connected, OfReader, OfClosure, Mixed, OfLibrary, OfConfig]
 KINDS += [OfObjects, OfRows, OfValues, OfContainers, OfPlaces, OfPoints]
+KINDS += [OfOneList, OfPartedLists, OfEqualLists, OfJoinedLists, OfPartsOfOthers]
+KINDS += [OfPartedParts, OfArrays]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -460,7 +563,8 @@ def test_a_stream_built_anew_goes_on(kind, epochs):
     assert not unkept(roots, since=since)
     anew = {"dataset": kind()}
     set_values(anew, values_in(packed), since=values_of(anew))
-    assert list(anew["dataset"]) == list(stream)
+    for _ in range(2):
+        assert list(anew["dataset"]) == list(stream)
 
 
 class Keeping(Stream):
@@ -586,6 +690,30 @@ def test_what_no_state_can_hold_is_said(kept):
     assert "dataset.kept, a " in unkept(roots, since=since)
     roots["dataset"].kept = type(kept)() if isinstance(kept, queue.SimpleQueue) else kept.copy()
     assert not unkept(roots, since=since)
+
+
+def test_places_are_compared_of_as_many_containers_as_can_be_looked_at():
+    row = [0]
+    many = [[number] for number in range(10_000)]
+    assert shared_places([("dataset.rows", [row, row])]) == [
+        [["dataset.rows", 0], ["dataset.rows", 1]]
+    ]
+    assert shared_places([("dataset.rows", [row, row]), ("dataset.many", many)]) is None
+
+
+def test_without_a_change_no_state_says_which_places_have_one_list():
+    stream = OfOneList()
+    roots = {"dataset": stream}
+    since = values_of(roots)
+    assert changed_values(roots, since=since) == {}
+
+
+def test_a_state_of_an_earlier_version_fills_a_list_under_both_of_its_names():
+    stream = OfOneList()
+    roots = {"dataset": stream}
+    set_values(roots, {"dataset.order": [2, 1, 0]}, since=values_of(roots))
+    assert stream.order is stream.files
+    assert stream.files == [2, 1, 0]
 
 
 def test_a_list_that_is_too_long_to_be_kept_is_said():

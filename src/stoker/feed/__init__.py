@@ -55,6 +55,7 @@ modules beside this one by the question that brings you here; the first of each 
 | | `stream_progress` | how far an iterable dataset is, shard by shard |
 | | `rank_streams` | a state of another number of ranks |
 | | `kept_values` | what a dataset keeps in itself from epoch to epoch |
+| | `shared_places` | which places of a dataset have one and the same list or array |
 | | `plain_values`, `value_objects` | which values another process can be given |
 | | `code_values` | what it keeps in globals and default arguments |
 | | `shared_values`, `stream_epochs` | counts in memory that workers share; Hugging Face's epochs |

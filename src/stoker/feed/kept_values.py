@@ -20,7 +20,7 @@ import itertools
 import re
 import tempfile
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import PurePath
@@ -33,6 +33,7 @@ import torch
 
 from stoker.feed.code_values import code_parts
 from stoker.feed.plain_values import (
+    Array,
     ValueBounds,
     are_equal,
     bounds,
@@ -49,6 +50,7 @@ from stoker.feed.plain_values import (
     is_plain,
     is_text_of_place,
     num_bytes,
+    owner_of,
     packed,
     print_of,
     unpacked,
@@ -62,6 +64,7 @@ from stoker.feed.reachable import (
     read_slot,
     slots_of,
 )
+from stoker.feed.shared_places import SharedPlaces, join, separate, shared_places
 from stoker.feed.stream_epochs import is_stream
 from stoker.feed.value_objects import ValueObject, value_object_of
 
@@ -80,6 +83,8 @@ _ARGUMENTS = "arguments"
 _PLACE = "place"
 # The name of what is in a container of a class of the user's.
 _CONTENT = "[]"
+# Not a path: the places that have one object.
+SHARED = "~shared"
 # Numbers that mean something in one process alone.
 HANDLE = re.compile(r"(^|_)(fd|fileno|handle|pid|port|sock|socket)s?(_|$)", re.IGNORECASE)
 
@@ -174,6 +179,18 @@ class Holder:
             return self.value
         return _itself(self.values.get(name, _Mark.MISSING))
 
+    def is_kept(self, since: KeptValues) -> bool:
+        """Returns whether its values are kept as its own: new objects another process has not."""
+        return not self.is_whole and self.path_of("") in since
+
+    def changeable(self) -> Iterator[tuple[str, object]]:
+        """Yields the plain values and lists that may be changed in place, by their paths."""
+        if self.is_whole or self.is_librarys:
+            return
+        for name, value in self.values.items():
+            if name != _CONTENT and not isinstance(value, _Mark | _Object | ValueObject):
+                yield self.path_of(name), _itself(value)
+
     def put(self, name: str, value: object) -> None:
         cell = _cells(self.value).get(name)
         if name in self.slots:
@@ -187,8 +204,7 @@ class Holder:
 
     def changes(self, since: KeptValues) -> Iterator[tuple[str, object]]:
         """Yields what is to be kept of the values that have changed, by their names."""
-        if self.is_whole or self.path_of("") not in since:
-            # New objects are not there in another process.
+        if not self.is_kept(since):
             return
         has_opened = self._has_opened(since)
         for name, value in self.values.items():
@@ -221,7 +237,9 @@ def values_of(roots: Mapping[str, object]) -> KeptValues:
     Args:
         roots: Its dataset and collate function, by name. Not followed into torch's classes.
     """
-    return {path: copied(value) for path, value in _values_in(roots)}
+    with_holders = [*holders_in(roots)]
+    values = {path: copied(value) for path, value in _values_in(with_holders)}
+    return values | _shared(with_holders)
 
 
 def values_within(roots: Mapping[str, object], limits: ValueBounds) -> KeptValues | None:
@@ -234,16 +252,17 @@ def values_within(roots: Mapping[str, object], limits: ValueBounds) -> KeptValue
     values: dict[str, object] = {}
     left_bytes = limits.nbytes
     with limits.within():
-        for path, value in _values_in(roots):
+        with_holders = [*holders_in(roots)]
+        for path, value in _values_in(with_holders):
             left_bytes -= num_bytes(value)
             if left_bytes < 0:
                 return None
             values[path] = copied(value)
-    return values
+    return values | _shared(with_holders)
 
 
-def _values_in(roots: Mapping[str, object]) -> Iterator[tuple[str, object]]:
-    for holder in holders_in(roots):
+def _values_in(with_holders: Iterable[Holder]) -> Iterator[tuple[str, object]]:
+    for holder in with_holders:
         yield holder.path_of(""), _Object(holder.value)
         for name, value in holder.values.items():
             yield holder.path_of(name), value
@@ -258,14 +277,42 @@ def changed_values(roots: Mapping[str, object], *, since: KeptValues) -> KeptVal
     """
     changed: dict[str, object] = {}
     left_bytes = bounds().nbytes
-    for holder in holders_in(roots, since=since):
+    with_holders = [*holders_in(roots, since=since)]
+    for holder in with_holders:
         for name, change in holder.changes(since):
             if _is_long(change):
                 continue
             left_bytes -= num_bytes(change)
             if left_bytes >= 0:
                 changed[holder.path_of(name)] = change
-    return {} if len(changed) > _MAX_CHANGED else changed
+    if len(changed) > _MAX_CHANGED:
+        return {}
+    return changed | _changed_sharing(with_holders, since, changed)
+
+
+def _changed_sharing(
+    with_holders: Sequence[Holder], since: KeptValues, changed: KeptValues
+) -> dict[str, SharedPlaces]:
+    """Returns which places have one object, if that matters; else nothing."""
+    sharing = _shared(with_holders, since=since)
+    groups = sharing.get(SHARED, [])
+    paths = {place[0] for place in itertools.chain.from_iterable(groups)}
+    # In another process what has another one in its place would part from those.
+    if paths.isdisjoint(changed) and groups == since.get(SHARED, []):
+        return {}
+    return sharing
+
+
+def _shared(
+    with_holders: Iterable[Holder], *, since: KeptValues | None = None
+) -> dict[str, SharedPlaces]:
+    """Returns which places of what is kept have one object; see `shared_places`."""
+    values: list[tuple[str, object]] = []
+    for holder in with_holders:
+        if since is None or holder.is_kept(since):
+            values.extend(holder.changeable())
+    shared = shared_places(values)
+    return {} if shared is None else {SHARED: shared}
 
 
 def live_iterator_in(roots: Mapping[str, object]) -> str:
@@ -348,6 +395,12 @@ def set_values(roots: Mapping[str, object], values: KeptValues, *, since: KeptVa
     if not values:
         return
     holders = list(holders_in(roots, since=since))
+    shared = cast("SharedPlaces | None", values.get(SHARED))
+    if shared is not None:
+        here = _shared(holders, since=since).get(SHARED, [])
+        # Before anything is filled: what has parted would be filled with the other's values.
+        separate([group for group in here if group not in shared], *_places_in(holders))
+        holders = list(holders_in(roots, since=since))
     filled = _filled_views(holders, values)
     for holder in holders:
         for name, change in _of_holder(holder, values):
@@ -358,27 +411,73 @@ def set_values(roots: Mapping[str, object], values: KeptValues, *, since: KeptVa
                 continue
             if not fill(holder.itself(name), value):
                 holder.put(name, copied(value))
+    if shared:
+        join(shared, *_places_in(list(holders_in(roots, since=since))))
+
+
+def _places_in(
+    holders: Sequence[Holder],
+) -> tuple[dict[str, object], Callable[[str, object], None]]:
+    """Returns the values of holders by path, and what sets one."""
+    values: dict[str, object] = {}
+    owners: dict[str, tuple[Holder, str]] = {}
+    for holder in holders:
+        for name in holder.values:
+            path = holder.path_of(name)
+            values[path] = holder.itself(name)
+            owners[path] = holder, name
+
+    def put(path: str, value: object) -> None:
+        if path in owners:
+            holder, name = owners[path]
+            holder.put(name, value)
+
+    return values, put
 
 
 def _filled_views(holders: Sequence[Holder], values: KeptValues) -> set[str]:
-    """Fills tensors that share memory with others in place; returns the paths of these.
+    """Fills tensors and arrays that share memory with others in place; returns their paths.
 
-    Another tensor in the place of one of them would not follow what is written to the others.
+    Another one in the place of one of them would not follow what is written to the others.
     """
     views: dict[int, dict[str, torch.Tensor]] = {}
     for holder in holders:
         for name, value in holder.values.items():
-            if type(value) is torch.Tensor and value.nbytes:
-                memory = views.setdefault(value.untyped_storage().data_ptr(), {})
-                memory[holder.path_of(name)] = value
+            tensor = _as_tensor(value)
+            if tensor is not None and tensor.nbytes:
+                views.setdefault(_memory_of(value), {})[holder.path_of(name)] = tensor
     filled: set[str] = set()
     for tensors in views.values():
-        contents = [values.get(path, tensor) for path, tensor in tensors.items()]
-        is_shared = len(tensors) > 1 and not tensors.keys().isdisjoint(values)
-        are_tensors = all(type(content) is torch.Tensor for content in contents)
-        if is_shared and are_tensors and fill_views([*tensors.values()], contents):
+        if len(tensors) == 1 or tensors.keys().isdisjoint(values):
+            continue
+        contents = [
+            _as_tensor(unpacked(values[path])) if path in values else tensor
+            for path, tensor in tensors.items()
+        ]
+        are_tensors = all(content is not None for content in contents)
+        if are_tensors and fill_views([*tensors.values()], contents):
             filled.update(tensors)
     return filled
+
+
+def _as_tensor(value: object) -> torch.Tensor | None:
+    """Returns a tensor, or an array as one that shares its memory; None: it is none of them."""
+    if type(value) is torch.Tensor:
+        return value
+    if type(value) is not np.ndarray or not value.flags.writeable:
+        return None
+    try:
+        return torch.from_numpy(value)
+    except (TypeError, ValueError):
+        # Of objects, texts or records; or read backwards.
+        return None
+
+
+def _memory_of(value: object) -> int:
+    """Returns what tensors, or arrays, of the same memory have alike."""
+    if isinstance(value, torch.Tensor):
+        return value.untyped_storage().data_ptr()
+    return id(owner_of(cast("Array", value)))
 
 
 def script_changes(roots: Mapping[str, object], *, since: KeptValues) -> KeptValues:
@@ -391,7 +490,9 @@ def script_changes(roots: Mapping[str, object], *, since: KeptValues) -> KeptVal
     changes = changed_values(roots, since=since)
     # Texts may be paths, of another machine.
     return {
-        path: change for path, change in changes.items() if not is_text_of_place(unpacked(change))
+        path: change
+        for path, change in changes.items()
+        if path != SHARED and not is_text_of_place(unpacked(change))
     }
 
 

@@ -21,6 +21,7 @@ from stoker.errors import ShippingError
 from stoker.feed.generators import FoundGenerator, HeldGenerators, kind_of
 from stoker.feed.kept_values import (
     HANDLE,
+    SHARED,
     KeptValues,
     changed_values,
     live_iterator_in,
@@ -241,6 +242,7 @@ class StreamBegun:
 
     def _set_within(self, changes: Changes, roots: Mapping[str, object]) -> str:
         others = changed_values(roots, since=self._since.values).keys() & changes.values.keys()
+        others.discard(SHARED)
         values = {
             path: change
             for path, change in changes.values.items()
