@@ -325,21 +325,18 @@ def test_where_the_rest_of_a_batch_costs_more_than_its_parts_it_is_begun_again(a
     assert [one.key[1] for one in asked if not one.split] == [0, 1, 2, 3]
 
 
-def test_one_short_batch_among_long_ones_is_not_begun_again(asked, monkeypatch):
-    # Usual batches are worth their parts; this one takes less than they cost.
+def test_a_batch_whose_first_samples_are_quick_is_made_in_parts_as_the_others_were(
+    asked, monkeypatch
+):
+    # Usual batches are worth their parts; this one takes less, as far as its first part shows.
     monkeypatch.setattr(splitting, "MIN_SPLIT_SECONDS", 100.0)
     monkeypatch.setattr(splitting, "_extra_seconds", lambda contents: 10.0)
-
-    def is_not_endless(turn):
-        assert turn < 1000, "the same batch is split again and again"
-
     with pool_of(Equal(), default_collate, num_workers=2) as pool:
         pool._split_costs.add_batch(1000.0)
-        values = made(pool, [job(0, range(8))], at_turn=is_not_endless)
+        values = made(pool, [job(0, range(8))])
         assert not descriptors_of_parts()
     same(values[0][0][:, 0], torch.arange(8))
-    # Two parts before its costs were known, the rest in one part, the collation.
-    assert [(one.first, one.last) for one in asked] == [(0, 1), (1, 2), (2, 8), (0, 0)]
+    assert [(one.first, one.last) for one in asked] == [(n, n + 1) for n in range(8)] + [(0, 0)]
 
 
 def test_where_parts_cost_more_the_next_epoch_has_none(asked, monkeypatch):

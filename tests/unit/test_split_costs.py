@@ -23,15 +23,15 @@ def split() -> SplitBatch:
     return divided
 
 
-def part(*, send_seconds: float) -> FinishedPart:
-    num_samples = 4
+def part(*, send_seconds: float, seconds: float = BATCH_SECONDS / 16) -> FinishedPart:
+    """Returns a part of four samples."""
     return FinishedPart(
         PartMade(
-            num_samples=num_samples,
+            num_samples=4,
             tree=b"",
             nbytes=0,
             cpu_seconds=0.0,
-            wall_seconds=BATCH_SECONDS * num_samples / NUM_SAMPLES,
+            wall_seconds=seconds,
             send_seconds=send_seconds,
         )
     )
@@ -78,3 +78,21 @@ def test_short_batches_are_not_tried():
     for _ in range(1000):
         costs.add_batch(0.002)
         assert not costs.pays()
+
+
+def test_a_first_part_of_quick_samples_does_not_make_a_quick_batch():
+    costs = SplitCosts(always_pays=False)
+    quick = part(send_seconds=USUAL_SEND_SECONDS, seconds=0.0004)
+    # Nothing else is known.
+    costs.add_first_part(split(), quick)
+    assert not costs.pays_as_expected()
+    costs.add_batch(BATCH_SECONDS)
+    costs.add_first_part(split(), quick)
+    assert costs.pays_as_expected()
+
+
+def test_a_first_part_shows_what_writing_costs_whatever_is_usual():
+    costs = SplitCosts(always_pays=False)
+    costs.add_batch(BATCH_SECONDS)
+    costs.add_first_part(split(), part(send_seconds=DEAR_SEND_SECONDS))
+    assert not costs.pays_as_expected()

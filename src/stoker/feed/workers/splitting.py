@@ -127,14 +127,19 @@ class SplitCosts:
         self._extra.append(_extra_seconds(part.content for part in split.parts.values()))
 
     def add_first_part(self, split: SplitBatch, part: FinishedPart) -> None:
-        """Follows what one part of a batch shows of all of it, if its samples cost alike."""
+        """Follows what one part of a batch shows of all of it.
+
+        Its other samples cost what is usual, as costs may vary: two samples of 64 that are quick do
+        not make a quick batch. As long as nothing is usual they cost what those of the part cost.
+        """
         self._patience.mark_tried()
         content = part.content
         num_parts = split.size / content.num_samples
-        self._expected = _Costs(
-            whole=content.wall_seconds * num_parts,
-            extra=_extra_seconds([content]) * num_parts,
-        )
+        whole = content.wall_seconds * num_parts
+        if self._batches:
+            whole = content.wall_seconds + self.usual_seconds * (1 - 1 / num_parts)
+        extra = _extra_seconds([content]) * num_parts
+        self._expected = _Costs(whole=whole, extra=extra)
 
     def is_better_begun_again(self, split: SplitBatch) -> bool:
         """Returns whether a batch that does not pay is sooner there if one worker makes all of it.
