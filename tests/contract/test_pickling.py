@@ -9,6 +9,7 @@ import textwrap
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from cloudpickle import cloudpickle
@@ -192,6 +193,48 @@ def test_tensors_come_back_and_share_what_they_shared():
     back[0][4] = -1
     assert back[1][1] == -1
     back[0].resize_(100)
+
+
+VIEWS = {
+    "end": lambda rows: rows[4:],
+    "backwards": lambda rows: rows[::-1],
+    "steps": lambda rows: rows[2:8:3],
+    "columns": lambda rows: rows.reshape(3, 4).T,
+    "other dtype": lambda rows: rows.view(np.uint8)[3:9],
+    "view of a view": lambda rows: rows[2:][3:],
+}
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.parametrize("view_of", VIEWS.values(), ids=VIEWS)
+def test_views_of_a_small_array_show_its_memory_on_a_host_as_well(view_of, is_first):
+    rows = np.arange(12)
+    view = view_of(rows)
+    rows_there, view_there = again([rows, view] if is_first else [view, rows])
+    if not is_first:
+        rows_there, view_there = view_there, rows_there
+    assert np.array_equal(view_there, view)
+    assert (view_there.dtype, view_there.strides) == (view.dtype, view.strides)
+    rows_there[...] = 7
+    rows[...] = 7
+    assert np.array_equal(view_there, view)
+
+
+def test_a_view_of_a_large_array_is_sent_alone():
+    large = np.zeros(1 << 20)
+    spec = DatasetSpec(dataset=[large[3:5]], collate_fn=id)
+    assert len(pack_spec(spec, max_bytes=1 << 20).data) < large.nbytes
+
+
+def test_read_only_views_and_arrays_of_objects_come_back():
+    texts = np.array(["a", [1]], dtype=object)
+    rows = np.arange(12)
+    frozen = rows[3:]
+    frozen.flags.writeable = False
+    texts_there, frozen_there, rows_there = again([texts[1:], frozen, rows])
+    assert texts_there.tolist() == [[1]]
+    assert frozen_there.tolist() == [*range(3, 12)]
+    assert rows_there.flags.writeable
 
 
 def test_what_a_name_leans_on_is_in_cloudpickle():

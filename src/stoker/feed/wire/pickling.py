@@ -42,6 +42,8 @@ from stoker.feed.wire.script_module import (
 from stoker.feed.wire.shared_memory import SharedMemory, SharedMemoryError, sharing_of
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     import torch
 
 
@@ -66,6 +68,8 @@ _UNSTORED_DTYPES = RARE_DTYPES | {
     **dict.fromkeys((f"float8_{kind}" for kind in FLOAT8_KINDS), "uint8"),
     "complex32": "int32",
 }
+# A view of a larger array is sent as it is alone: it may be a small part of it.
+_MAX_VIEWED_BYTES = 1 << 20
 _ATOMS = (str, bytes, int, float, complex, bool, type(None))
 # Objects looked at behind functions and classes that are pickled by name; about 10 ms.
 _MAX_GLOBALS = 5000
@@ -122,6 +126,37 @@ def reduced(obj: object) -> tuple[object, ...] | None:
         items = list(cast("WeakKeyDictionary[object, object]", obj).items())
         return (kind, (), None, None, iter(items))
     return None
+
+
+def _view_of_array(obj: object) -> tuple[object, ...] | None:
+    """Returns the reduction of a NumPy array that shows the memory of a small one; else None.
+
+    Pickle copies each: what is written to one of them would no longer be in the other.
+    """
+    kind = type(obj)
+    if kind.__module__ != "numpy" or kind.__qualname__ != "ndarray":
+        return None
+    array = cast("npt.NDArray[np.uint8]", obj)
+    base = array.base
+    if base is None or type(base) is not kind or base.dtype.hasobject or array.dtype.hasobject:
+        return None
+    is_plain = base.flags.c_contiguous and base.flags.writeable and array.flags.writeable
+    if not is_plain or base.nbytes > _MAX_VIEWED_BYTES:
+        return None
+    offset = array.ctypes.data - base.ctypes.data
+    return (_view_of, (base, array.shape, array.dtype, offset, array.strides))
+
+
+def _view_of(
+    base: "npt.NDArray[np.uint8]",
+    shape: tuple[int, ...],
+    dtype: "np.dtype[np.uint8]",
+    offset: int,
+    strides: tuple[int, ...],
+) -> object:
+    import numpy
+
+    return numpy.ndarray(shape, dtype, base, offset, strides)
 
 
 def _of_hugging_face(obj: object) -> tuple[object, ...] | None:
@@ -247,6 +282,7 @@ class SpecPickler(cloudpickle.Pickler):  # type: ignore[misc]
             return (new_type, (new.__name__, new.__supertype__, new.__module__))
         # Not in batches, whose files the trainer may not have.
         usual: object = reduced(obj) or reopened.reduction(obj) or self._shared_generator(obj)
+        usual = usual or _view_of_array(obj)
         if usual is None:
             usual = super().reducer_override(obj)
             if usual is NotImplemented and _asks_its_attributes(cast("type", kind)):
