@@ -136,11 +136,13 @@ def session_folder() -> Iterator[Path]:
             fix="set TMPDIR to a folder with a shorter path",
         )
     _remove_forsaken(place)
-    folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=place))
+    # Under another name until it is locked: other nodes remove what nobody holds.
+    made = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}", dir=place))
     # Held until this process ends, however it ends.
-    lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    lock = os.open(made / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    folder = made.rename(place / made.name.removeprefix("."))
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -1,6 +1,7 @@
 """What a host runs of an engine, and what is refused before any host runs."""
 
 import argparse
+import fcntl
 import json
 import os
 import queue
@@ -327,6 +328,25 @@ def test_the_folder_of_sockets_is_short_and_gone_at_the_end(tmp_path, monkeypatc
         assert len(os.fsencode(folder)) <= MAX_FOLDER_BYTES
         (folder / "socket").write_text("x")
     assert not folder.exists()
+
+
+def test_a_node_that_starts_at_the_same_time_removes_no_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(ray_node, "MAX_FOLDER_BYTES", 4096)
+    flock = fcntl.flock
+
+    def late(lock: int, how: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", flock)
+        # Another node begins, before this one holds its lock.
+        ray_node._remove_forsaken(tmp_path)
+        flock(lock, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with session_folder() as folder:
+        assert (folder / "lock").exists()
+        ray_node._remove_forsaken(tmp_path)
+        assert (folder / "lock").exists()
+    assert not [*tmp_path.iterdir()]
 
 
 def test_without_a_place_for_sockets_the_limit_is_said(monkeypatch):
