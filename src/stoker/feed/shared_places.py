@@ -7,7 +7,8 @@ or numbers that lead on: `("dataset.seen", "train", 0)`.
 """
 
 import contextlib
-from collections import deque
+import itertools
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import cast
 
@@ -20,8 +21,6 @@ from stoker.feed.plain_values import copied
 _MAX_CONTAINERS = 10_000
 # What can be changed in place. In a tuple nothing can be put.
 _CHANGEABLE = (list, deque, dict, set, bytearray, np.ndarray, torch.Tensor)
-# Items of such types have no places of their own.
-_ATOMS = {int, float, bool, str, bytes, complex, type(None)}
 
 _Step = str | int
 _Steps = Sequence[_Step]
@@ -37,36 +36,41 @@ def shared_places(values: Iterable[tuple[str, object]]) -> SharedPlaces | None:
     Args:
         values: By path; those alone are looked into.
     """
-    places: dict[int, list[list[_Step]]] = {}
-    left = deque((cast("list[_Step]", [path]), value) for path, value in values)
+    places = defaultdict[int, list[list[_Step]]](list)
+    left: deque[tuple[list[_Step], object]] = deque()
+    for path, value in values:
+        if isinstance(value, _CHANGEABLE):
+            left.append(([path], value))
     # What lists its values anew would have another one at the same address.
     visited: list[object] = []
     while left:
         place, value = left.popleft()
-        if not isinstance(value, _CHANGEABLE):
-            continue
         visited.append(value)
-        of_value = places.setdefault(id(value), [])
+        of_value = places[id(value)]
         of_value.append(place)
         if len(of_value) > 1:
             # Its items are known by its first place.
             continue
-        if len(places) > _MAX_CONTAINERS:
+        left.extend(([*place, step], item) for step, item in _changeable_items(value))
+        if len(places) + len(left) > _MAX_CONTAINERS:
             return None
-        left.extend(([*place, step], item) for step, item in _items(value))
     return [of_value for of_value in places.values() if len(of_value) > 1]
 
 
-def _items(value: object) -> Iterator[tuple[_Step, object]]:
-    if isinstance(value, dict):
-        if not _are_atoms(value.values()):
-            yield from ((key, item) for key, item in value.items() if type(key) in (str, int))
-    elif isinstance(value, list | deque) and not _are_atoms(value):
-        yield from enumerate(value)
+def _changeable_items(value: object) -> Iterator[tuple[_Step, object]]:
+    """Returns the items of a value that can be changed in place, no more than can be looked at."""
+    items: Iterable[tuple[object, object]] = ()
+    if isinstance(value, dict) and _has_changeable(value.values()):
+        items = ((key, item) for key, item in value.items() if type(key) in (str, int))
+    elif isinstance(value, list | deque) and _has_changeable(value):
+        items = enumerate(value)
+    changeable = (pair for pair in items if isinstance(pair[1], _CHANGEABLE))
+    return cast("Iterator[tuple[_Step, object]]", itertools.islice(changeable, _MAX_CONTAINERS + 1))
 
 
-def _are_atoms(items: Iterable[object]) -> bool:
-    return _ATOMS.issuperset(map(type, items))
+def _has_changeable(items: Iterable[object]) -> bool:
+    # Of a million items in 20 ms: a list of texts, or of tuples, is not gone through one by one.
+    return any(issubclass(kind, _CHANGEABLE) for kind in set(map(type, items)))
 
 
 def separate(
