@@ -20,7 +20,7 @@ import itertools
 import re
 import tempfile
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import PurePath
@@ -64,7 +64,13 @@ from stoker.feed.reachable import (
     read_slot,
     slots_of,
 )
-from stoker.feed.shared_places import SharedPlaces, join, separate, shared_places
+from stoker.feed.shared_places import (
+    PlacedValues,
+    SharedPlaces,
+    join,
+    separate,
+    shared_places,
+)
 from stoker.feed.stream_epochs import is_stream
 from stoker.feed.value_objects import ValueObject, value_object_of
 
@@ -398,8 +404,9 @@ def set_values(roots: Mapping[str, object], values: KeptValues, *, since: KeptVa
     shared = cast("SharedPlaces | None", values.get(SHARED))
     if shared is not None:
         here = _shared(holders, since=since).get(SHARED, [])
+        parted = [group for group in here if group not in shared]
         # Before anything is filled: what has parted would be filled with the other's values.
-        separate([group for group in here if group not in shared], *_places_in(holders))
+        separate(parted, _placed_in(holders))
         holders = list(holders_in(roots, since=since))
     filled = _filled_views(holders, values)
     for holder in holders:
@@ -412,13 +419,10 @@ def set_values(roots: Mapping[str, object], values: KeptValues, *, since: KeptVa
             if not fill(holder.itself(name), value):
                 holder.put(name, copied(value))
     if shared:
-        join(shared, *_places_in(list(holders_in(roots, since=since))))
+        join(shared, _placed_in(holders_in(roots, since=since)))
 
 
-def _places_in(
-    holders: Sequence[Holder],
-) -> tuple[dict[str, object], Callable[[str, object], None]]:
-    """Returns the values of holders by path, and what sets one."""
+def _placed_in(holders: Iterable[Holder]) -> PlacedValues:
     values: dict[str, object] = {}
     owners: dict[str, tuple[Holder, str]] = {}
     for holder in holders:
@@ -432,7 +436,7 @@ def _places_in(
             holder, name = owners[path]
             holder.put(name, value)
 
-    return values, put
+    return PlacedValues(values, put)
 
 
 def _filled_views(holders: Sequence[Holder], values: KeptValues) -> set[str]:

@@ -10,6 +10,7 @@ import contextlib
 import itertools
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
@@ -73,57 +74,55 @@ def _has_changeable(items: Iterable[object]) -> bool:
     return any(issubclass(kind, _CHANGEABLE) for kind in set(map(type, items)))
 
 
-def separate(
-    groups: SharedPlaces, values: Mapping[str, object], put: Callable[[str, object], None]
-) -> None:
+@dataclass(frozen=True, slots=True)
+class PlacedValues:
+    """A dataset's values by path, and how the one of a path is set."""
+
+    values: Mapping[str, object]
+    put: Callable[[str, object], None]
+
+    def at(self, place: _Steps) -> object:
+        """Returns what is at a place; None: there is none."""
+        path, *steps = place
+        value = self.values.get(str(path))
+        for step in steps:
+            try:
+                value = cast("dict[_Step, object]", value)[step]
+            except (TypeError, LookupError):
+                return None
+        return value
+
+    def put_at(self, place: _Steps, value: object) -> None:
+        """Sets what is at a place, if there is one."""
+        *container_place, step = place
+        if not container_place:
+            self.put(str(step), value)
+            return
+        container = self.at(container_place)
+        if isinstance(container, dict):
+            dict.__setitem__(container, step, value)
+        elif isinstance(container, list | deque):
+            with contextlib.suppress(IndexError):
+                container[cast("int", step)] = value
+
+
+def separate(groups: SharedPlaces, placed: PlacedValues) -> None:
     """Gives each place but the first of a group a copy of its own.
 
     Args:
         groups: As of `shared_places`.
-        values: By path.
-        put: Sets the value of a path.
+        placed: Of the dataset.
     """
     for first, *others in groups:
-        value = _value_at(first, values)
+        value = placed.at(first)
         for place in others:
-            _put_at(place, copied(value), values, put)
+            placed.put_at(place, copied(value))
 
 
-def join(
-    groups: SharedPlaces, values: Mapping[str, object], put: Callable[[str, object], None]
-) -> None:
+def join(groups: SharedPlaces, placed: PlacedValues) -> None:
     """Has all places of a group have the object of the first one; arguments as of `separate`."""
     for first, *others in groups:
-        value = _value_at(first, values)
+        value = placed.at(first)
         for place in others:
-            if value is not None and _value_at(place, values) is not value:
-                _put_at(place, value, values, put)
-
-
-def _value_at(place: _Steps, values: Mapping[str, object]) -> object:
-    """Returns what is at a place; None: there is none."""
-    path, *steps = place
-    value = values.get(str(path))
-    for step in steps:
-        try:
-            value = cast("dict[_Step, object]", value)[step]
-        except (TypeError, LookupError):
-            return None
-    return value
-
-
-def _put_at(
-    place: _Steps,
-    value: object,
-    values: Mapping[str, object],
-    put: Callable[[str, object], None],
-) -> None:
-    if len(place) == 1:
-        put(str(place[0]), value)
-        return
-    container = _value_at(place[:-1], values)
-    if isinstance(container, dict):
-        dict.__setitem__(container, place[-1], value)
-    elif isinstance(container, list | deque):
-        with contextlib.suppress(IndexError):
-            container[cast("int", place[-1])] = value
+            if value is not None and placed.at(place) is not value:
+                placed.put_at(place, value)
