@@ -19,6 +19,7 @@ from statistics import fmean, median
 from types import CellType, FrameType, FunctionType, ModuleType
 from typing import NamedTuple, TypeAlias, cast
 
+import msgspec
 import numpy as np
 import torch
 
@@ -215,14 +216,8 @@ class LoopWatch:
                 continue
             name = names.of(collection)
             if name and not self._is_made_anew(name, named):
-                yield KeptObjects(
-                    name=name,
-                    container=_kind_of(collection),
-                    element=type(element).__name__,
-                    has_graph=any(map(_has_graph, _tensors_in(element))),
-                    count_per_step=more / steps,
-                    max_count=_limit_of(collection),
-                )
+                kept = _kept_of(element, name, _kind_of(collection), more / steps)
+                yield msgspec.structs.replace(kept, max_count=_limit_of(collection))
 
     def _kept_parts(self, steps: int, names: "_Names", grown: float) -> Iterator[KeptObjects]:
         """Yields collections of lists that grew together, as `scores[label].append(score)` does.
@@ -246,13 +241,8 @@ class LoopWatch:
             longest = max(parts, key=len)
             element = _last_of(longest)
             if _is_cause(element, more / steps, grown) and (name := names.of(collection)):
-                yield KeptObjects(
-                    name=_part_name(name, ...),
-                    container=type(longest).__name__,
-                    element=type(element).__name__,
-                    has_graph=any(map(_has_graph, _tensors_in(element))),
-                    count_per_step=more / steps,
-                )
+                container = type(longest).__name__
+                yield _kept_of(element, _part_name(name, ...), container, more / steps)
 
     def _kept_sums(self, steps: int) -> Iterator[KeptObjects]:
         """Yields tensors to which one was added in half of the steps, each with its graph.
