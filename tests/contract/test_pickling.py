@@ -144,8 +144,8 @@ def local(value):
     return Local
 
 
-def again(dataset):
-    packed = pack_spec(DatasetSpec(dataset=dataset, collate_fn=len), max_bytes=1 << 20)
+def again(dataset, *, max_bytes=1 << 20):
+    packed = pack_spec(DatasetSpec(dataset=dataset, collate_fn=len), max_bytes=max_bytes)
     return unpack_spec(packed.data).dataset
 
 
@@ -224,6 +224,14 @@ def test_a_view_of_a_large_array_is_sent_alone():
     large = np.zeros(1 << 20)
     spec = DatasetSpec(dataset=[large[3:5]], collate_fn=id)
     assert len(pack_spec(spec, max_bytes=1 << 20).data) < large.nbytes
+
+
+def test_a_view_behind_its_large_array_shows_its_memory():
+    large = np.zeros(1 << 18)
+    # It is sent once.
+    large_there, view_there = again([large, large[5:]], max_bytes=large.nbytes + (1 << 20))
+    large_there[7] = 3
+    assert view_there[2] == 3
 
 
 def test_read_only_views_and_arrays_of_objects_come_back():

@@ -68,7 +68,7 @@ _UNSTORED_DTYPES = RARE_DTYPES | {
     **dict.fromkeys((f"float8_{kind}" for kind in FLOAT8_KINDS), "uint8"),
     "complex32": "int32",
 }
-# A view of a larger array is sent as it is alone: it may be a small part of it.
+# A view of a larger array that is not sent is sent as it is alone: it may be a small part of it.
 _MAX_VIEWED_BYTES = 1 << 20
 _ATOMS = (str, bytes, int, float, complex, bool, type(None))
 # Objects looked at behind functions and classes that are pickled by name; about 10 ms.
@@ -128,20 +128,28 @@ def reduced(obj: object) -> tuple[object, ...] | None:
     return None
 
 
-def _view_of_array(obj: object) -> tuple[object, ...] | None:
-    """Returns the reduction of a NumPy array that shows the memory of a small one; else None.
+def _view_of_array(obj: object, sent: dict[int, object]) -> tuple[object, ...] | None:
+    """Returns the reduction of a NumPy array that shows the memory of another one; else None.
 
     Pickle copies each: what is written to one of them would no longer be in the other.
+
+    Args:
+        obj: Of any class.
+        sent: By address, the arrays with memory of their own that were pickled before: to show
+            these costs nothing. Gets `obj`, if it is one.
     """
     kind = type(obj)
     if kind.__module__ != "numpy" or kind.__qualname__ != "ndarray":
         return None
     array = cast("npt.NDArray[np.uint8]", obj)
     base = array.base
-    if base is None or type(base) is not kind or base.dtype.hasobject or array.dtype.hasobject:
+    if base is None:
+        sent[id(array)] = array
+        return None
+    if type(base) is not kind or base.dtype.hasobject or array.dtype.hasobject:
         return None
     is_plain = base.flags.c_contiguous and base.flags.writeable and array.flags.writeable
-    if not is_plain or base.nbytes > _MAX_VIEWED_BYTES:
+    if not is_plain or (base.nbytes > _MAX_VIEWED_BYTES and id(base) not in sent):
         return None
     offset = array.ctypes.data - base.ctypes.data
     return (_view_of, (base, array.shape, array.dtype, offset, array.strides))
@@ -253,6 +261,7 @@ class SpecPickler(cloudpickle.Pickler):  # type: ignore[misc]
         # Number of each set, by its address; the set is kept so that its address is not reused.
         self._sets: dict[int, tuple[int, object]] = {}
         self._replaced_modules = _replaced_modules(len(sys.modules))
+        self._arrays: dict[int, object] = {}
 
     def persistent_id(self, obj: object) -> object:
         kind = type(obj)
@@ -282,7 +291,7 @@ class SpecPickler(cloudpickle.Pickler):  # type: ignore[misc]
             return (new_type, (new.__name__, new.__supertype__, new.__module__))
         # Not in batches, whose files the trainer may not have.
         usual: object = reduced(obj) or reopened.reduction(obj) or self._shared_generator(obj)
-        usual = usual or _view_of_array(obj)
+        usual = usual or _view_of_array(obj, self._arrays)
         if usual is None:
             usual = super().reducer_override(obj)
             if usual is NotImplemented and _asks_its_attributes(cast("type", kind)):
