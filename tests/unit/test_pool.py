@@ -10,9 +10,11 @@ import weakref
 
 import pytest
 
+from stoker.feed.wire import codec
 from stoker.feed.wire.protocol import Make, Stream
+from stoker.feed.workers.crashes import LossRules
 from stoker.feed.workers.jobs import WorkerJob
-from stoker.feed.workers.pipe import Error, PartMade, Pipe, Slot, Up, pack, to_worker
+from stoker.feed.workers.pipe import Collate, Error, PartMade, Pipe, Slot, Up, pack, to_worker
 from stoker.feed.workers.pool import FIRST_OVERDUE_SECONDS, WorkerPool, WorkerRole
 from stoker.feed.workers.worker_handle import DEPTH
 
@@ -35,6 +37,16 @@ class Child:
         while len(orders) < count:
             orders += [to_worker.decode(data).batch_number for data, _ in self.channel.receive()]
         return orders
+
+    def next_order(self):
+        return to_worker.decode(next(self.channel.receive())[0])
+
+    def next_part(self):
+        part = self.next_order()
+        return part.first, part.last
+
+    def send_part(self):
+        self.channel.send(pack(PartMade(1, b"", 0, 0.0, 0.0, 0.0)))
 
     def be_ready(self):
         self.channel.send(pack(Up(os.getpid())))
@@ -170,6 +182,34 @@ def test_jobs_of_a_shard_whose_worker_cannot_be_started_are_lost_until_it_is_pin
     (lost,) = pool.assign(job(5, shard=1))
     assert "no more processes" in lost.summary
     assert pool.assign(job(1, shard=1, generation=2)) == []
+
+
+def test_a_batch_that_is_divided_anew_is_made_though_a_worker_has_a_part_of_it_still(children):
+    index = codec.pack_value([4, 5], allow_pickle=False)
+    order = Make(session="s", epoch_id=0, batch_number=0, index=index, seed_words=(7,))
+    rules = LossRules(on_error="skip")
+    pool = WorkerPool(children.start, num_workers=2, splits=True, rules=rules)
+    with contextlib.closing(pool):
+        while pool.num_ready < 2:
+            results_of(pool)
+        pool.assign(WorkerJob((0,), order))
+        slow, dying = children
+        assert (slow.next_part(), dying.next_part()) == ((0, 1), (1, 2))
+        # As far as is known no sample is to blame: the batch is divided among both workers again.
+        dying.kill()
+        while len(children) < 3 or pool.num_ready < 2:
+            results_of(pool)
+        fresh = children[-1]
+        assert fresh.next_part() == (0, 1)
+        # This one is of the first division.
+        slow.send_part()
+        assert results_of(pool) == []
+        assert slow.next_part() == (1, 2)
+        slow.send_part()
+        assert results_of(pool) == []
+        fresh.send_part()
+        assert results_of(pool) == []
+        assert any(isinstance(child.next_order(), Collate) for child in (slow, fresh))
 
 
 class Asked:

@@ -1,6 +1,7 @@
 """What workers are asked for, a batch or a part of one, and what comes of it."""
 
 import contextlib
+import itertools
 import math
 import mmap
 import os
@@ -231,6 +232,8 @@ class SplitBatch:
     _left: deque[Places] = field(default_factory=deque)
     # And those that other hosts have not sent either.
     _awaited: deque[Places] = field(default_factory=deque)
+    # Of all divisions in this process.
+    _number: int = field(default_factory=itertools.count().__next__)
 
     def __post_init__(self) -> None:
         self.foreign_samples = self.job.order.part_samples
@@ -422,6 +425,7 @@ class SplitBatch:
         return self._job(begin, last)
 
     def _job(self, first: int, last: int) -> WorkerJob:
-        key = ("part", *self.job.key, first, last)
+        # A batch may be divided anew while workers still have parts of the first division.
+        key = ("part", self._number, first, last)
         self.keys.append(key)
         return WorkerJob(key, self.job.order, self, first, last)

@@ -832,6 +832,7 @@ class WorkerPool:
         # Its parts that are under way are of no use.
         for key in split.keys:
             self._open.pop(key, None)
+            self._searches.pop(key, None)
         if split.only is not None:
             self._open.pop(split.job.key, None)
         self._known_load = None
