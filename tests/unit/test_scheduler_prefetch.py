@@ -254,6 +254,43 @@ def test_batch_that_a_leaving_peer_refuses_goes_elsewhere():
     assert schedule.assign(0.0) == [("b", 0)]
 
 
+@pytest.mark.parametrize("lost", ["b", "ab"])
+def test_what_a_peer_refused_it_is_asked_for_again_where_the_other_one_is_lost(lost):
+    schedule = BatchScheduler(max_bytes=BIG)
+    for peer in "ab":
+        schedule.grant(peer, 1)
+    schedule.supply(1)
+    assert schedule.assign(0.0) == [("a", 0)]
+    assert not schedule.mark_failed("a", 0)
+    assert schedule.assign(1.0) == [("b", 0)]
+    for peer in lost:
+        schedule.mark_lost(peer)
+    # It may be back: under its name comes another process.
+    schedule.grant("a", 1)
+    assert schedule.assign(2.0) == [("a", 0)]
+    # Nobody else is there: no third time.
+    assert schedule.mark_failed("a", 0)
+
+
+def test_what_two_peers_refused_while_a_third_one_made_it_comes_though_that_one_is_lost():
+    schedule = BatchScheduler(max_bytes=BIG)
+    schedule.grant("a", 1)
+    schedule.supply(1)
+    schedule.assign(0.0)
+    for peer in "bc":
+        schedule.grant(peer, 1)
+        schedule.overdue(1000.0 + ord(peer) * 1000)
+        assert schedule.assign(1000.0 + ord(peer) * 1000) == [(peer, 0)]
+    assert not schedule.mark_failed("a", 0)
+    assert not schedule.mark_failed("b", 0)
+    schedule.mark_lost("c")
+    ((first, _),) = schedule.assign(1e6)
+    assert not schedule.mark_failed(first, 0)
+    ((second, _),) = schedule.assign(1e6)
+    assert {first, second} == {"a", "b"}
+    assert schedule.mark_failed(second, 0)
+
+
 def test_prefetch_window_is_bounded_by_bytes_whatever_the_credits():
     schedule = BatchScheduler(max_bytes=5000)
     schedule.grant("a", 4)
@@ -266,8 +303,13 @@ def test_prefetch_window_is_bounded_by_bytes_whatever_the_credits():
 
 
 class AnyOrder(RuleBasedStateMachine):
-    @initialize(batches=st.integers(0, 30), max_bytes=st.sampled_from([1, 3000, BIG]))
-    def start(self, batches: int, max_bytes: int) -> None:
+    @initialize(
+        batches=st.integers(0, 30),
+        max_bytes=st.sampled_from([1, 3000, BIG]),
+        is_rescued=st.booleans(),
+    )
+    def start(self, batches: int, max_bytes: int, is_rescued: bool) -> None:
+        self.is_rescued = is_rescued
         self.schedule = BatchScheduler(max_bytes=max_bytes)
         self.batches = batches
         self.supplied = 0
@@ -324,7 +366,9 @@ class AnyOrder(RuleBasedStateMachine):
     @precondition(lambda self: self.credits)
     @rule(data=st.data())
     def lose(self, data: st.DataObject) -> None:
-        peer = data.draw(st.sampled_from(sorted(self.credits)))
+        self.lose_one(data.draw(st.sampled_from(sorted(self.credits))))
+
+    def lose_one(self, peer: str) -> None:
         del self.credits[peer]
         gone = {ask for ask in self.flying if ask[0] == peer}
         self.flying -= gone
@@ -365,14 +409,21 @@ class AnyOrder(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "schedule"):
             return
-        self.grant("rescue", 2)
+        # A new host is enough, where the others hang; so is one of those, where they are lost.
+        last = "rescue"
+        if self.is_rescued or not self.credits:
+            self.grant(last, 2)
+        else:
+            last, *others = sorted(self.credits)
+            for peer in others:
+                self.lose_one(peer)
         for _ in range(10 * self.batches + 10):
             self.now += 100.0
             self.schedule.overdue(self.now)
             self.step()
-            for ask in [a for a in sorted(self.flying) if a[0] == "rescue"]:
+            for ask in [a for a in sorted(self.flying) if a[0] == last]:
                 self.flying.discard(ask)
-                if self.schedule.arrived("rescue", ask[1], frame_bytes=1, now=self.now):
+                if self.schedule.arrived(*ask, frame_bytes=1, now=self.now):
                     self.ready.add(ask[1])
             while self.schedule.head in self.ready:
                 self.ready.discard(self.schedule.head)

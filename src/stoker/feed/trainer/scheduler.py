@@ -503,7 +503,8 @@ class BatchScheduler(Scheduler):
         state = self.peers.get(peer)
         if state is not None:
             state.asked.pop(batch_number, None)
-        if state is None or not state.is_draining:
+        # One that is lost may come back, as another process.
+        if state is not None and not state.is_draining:
             self._refused.setdefault(batch_number, set()).add(peer)
         self._cancel(peer, batch_number)
         refused = self._refused.get(batch_number, set())
@@ -518,6 +519,11 @@ class BatchScheduler(Scheduler):
     def _reassign(self, peer: Peer, state: PeerState) -> None:
         for batch_number in state.asked:
             self._cancel(peer, batch_number)
+        for refused in self._refused.values():
+            refused.discard(peer)
+            # Those that are left try it once more, or nobody would ever make it.
+            if refused >= self.peers.keys():
+                refused.clear()
 
     def assign(self, now: float) -> list[tuple[Peer, int]]:
         asks: list[tuple[Peer, int]] = []
