@@ -1,0 +1,234 @@
+"""In whatever order its workers answer, stop and die, a pool ends each job once, as it should."""
+
+import contextlib
+import gc
+import itertools
+import json
+import random
+import select
+
+import pytest
+
+from stoker.feed.wire import codec
+from stoker.feed.wire.protocol import BadSample, BatchPart, Make, Share
+from stoker.feed.workers.crashes import LossRules
+from stoker.feed.workers.jobs import WorkerJob
+from stoker.feed.workers.pipe import MakeAlone
+from stoker.feed.workers.pool import WorkerPool
+from support.model_workers import RAISES, ModelWorker
+
+SEGFAULT, EXIT, KILLED = -11, 7, -9
+MAX_TURNS = 20_000
+
+
+class Plan:
+    """What happens in one run, all of it drawn from a seed."""
+
+    def __init__(self, seed):
+        self.rng = rng = random.Random(seed)
+        self.is_tolerant = rng.random() < 0.75
+        self.num_workers = rng.randint(1, 4)
+        self.splits = rng.choice([False, "auto", True])
+        # Of 33 samples and more, two draw in a row.
+        largest = rng.choice([8, 8, 8, 70])
+        sizes = [rng.randint(1, largest) for _ in range(rng.choice([2, 4, 8, 24]))]
+        numbers = itertools.count()
+        self.batches = [[next(numbers) for _ in range(size)] for size in sizes]
+        kinds = [RAISES, RAISES, SEGFAULT, EXIT, KILLED]
+        share = rng.choice([0.0, 0.05, 0.4])
+        indices = [index for batch in self.batches for index in batch]
+        bad = [index for index in indices if rng.random() < share]
+        self.fates = {index: rng.choice(kinds) for index in bad[:12]}
+        if not self.is_tolerant:
+            # Three deaths in a row end the worker for good.
+            deadly = [index for index, fate in self.fates.items() if fate != RAISES]
+            for index in deadly[1:]:
+                self.fates[index] = RAISES
+        # From outside; where an error ends the run, anything may be to blame.
+        self.num_kills = rng.choice([0, 0, 2]) if self.is_tolerant else 0
+        self.is_late = rng.random() < 0.3
+        self.is_shared = rng.random() < 0.3 and self.splits is not False
+        self.is_divisible = rng.random() < 0.9
+        # Parts may cost more than they give.
+        self.send_seconds = rng.choice([0.0, 0.0, 0.01, 0.2])
+        # How likely a worker stands still for a while.
+        self.stalls = rng.choice([0.0, 0.0, 0.01])
+
+    def job(self, number):
+        index = codec.pack_value(self.batches[number], allow_pickle=False)
+        is_among_last = number >= len(self.batches) - self.num_workers
+        order = Make(
+            session="s",
+            epoch_id=0,
+            batch_number=number,
+            index=index,
+            seed_words=(7,),
+            is_among_last=is_among_last,
+        )
+        return WorkerJob((0, number), order)
+
+    def expected(self):
+        """By number: samples, None for bad ones; or the first bad one, where that is an error."""
+        results: dict[int, object] = {}
+        for number, batch in enumerate(self.batches):
+            bad = [index for index in batch if index in self.fates]
+            samples = [None if index in bad else index for index in batch]
+            places = [batch.index(index) for index in bad]
+            results[number] = (samples, places) if self.is_tolerant or not bad else "an error"
+        return results
+
+
+class Run:
+    """A pool and its workers, on a clock of their own."""
+
+    def __init__(self, plan):
+        self.plan = plan
+        self.rng = plan.rng
+        self.now = 0.0
+        self.workers: list[ModelWorker] = []
+        self.results: dict[int, object] = {}
+        self.waiting = [plan.job(number) for number in range(len(plan.batches))]
+        self.foreign: list[BatchPart] = []
+        self.shared: set[int] = set()
+        self.num_turns = 0
+        # Until which turn.
+        self.stalled: dict[ModelWorker, int] = {}
+        rules = LossRules(on_error="skip" if plan.is_tolerant else "raise")
+        self.pool = WorkerPool(
+            self._start,
+            num_workers=plan.num_workers,
+            clock=lambda: self.now,
+            splits=plan.splits,
+            rules=rules,
+        )
+
+    def _start(self, role, sock):
+        plan = self.plan
+        worker = ModelWorker(
+            sock,
+            plan.fates,
+            is_tolerant=plan.is_tolerant,
+            is_divisible=plan.is_divisible,
+            send_seconds=lambda: self.rng.random() * plan.send_seconds,
+        )
+        self.workers.append(worker)
+        return worker
+
+    def turn(self):
+        while self.waiting and self.pool.room > 0:
+            self._take(self.pool.assign(self.waiting.pop(0)))
+        self.now += self.rng.choice([0.0, 0.01, 0.1, 3.0 if self.plan.is_late else 0.1])
+        self.num_turns += 1
+        for worker in self.workers:
+            if self.rng.random() < self.plan.stalls:
+                self.stalled[worker] = self.num_turns + self.rng.randint(1, 60)
+            if self.stalled.get(worker, 0) > self.num_turns:
+                continue
+            for _ in range(self.rng.randint(0, 3)):
+                worker.step()
+        if self.plan.num_kills and self.rng.random() < 0.02:
+            self._kill()
+        if self.plan.is_shared:
+            self._share()
+        ready, _, _ = select.select(list(self.pool.sockets()), [], [], 0.0)
+        self.rng.shuffle(ready)
+        for fileno in ready[: self.rng.randint(0, 4)]:
+            self._take(self.pool.handle(fileno))
+        if self.rng.random() < 0.3:
+            self.pool.give_late_jobs_again()
+        self.pool.flush()
+
+    def _take(self, results):
+        for result in results:
+            number = result.job.key[1]
+            if result.is_lost and self.plan.is_tolerant:
+                # As a trainer does.
+                self.waiting.append(self.plan.job(number))
+                continue
+            assert number not in self.results
+            self.results[number] = value_of(result)
+
+    def _kill(self):
+        """Kills a worker that has an order, but for one that shows what a sample does alone."""
+        busy = [each for each in self.workers if each.exitcode is None and each.order is not None]
+        busy = [each for each in busy if not isinstance(each.order, MakeAlone)]
+        if busy:
+            self.plan.num_kills -= 1
+            self.rng.choice(busy).kill()
+
+    def _share(self):
+        """Leaves samples of a batch to another host, whose parts come late or never."""
+        number = self.rng.randrange(len(self.plan.batches))
+        size = len(self.plan.batches[number])
+        if number not in self.shared and size > 1 and self.rng.random() < 0.1:
+            self.shared.add(number)
+            most = self.rng.randint(1, 3)
+            first = most * self.rng.randrange(-(-size // most))
+            facts = {"session": "s", "epoch_id": 0, "batch_number": number}
+            shares = Share(**facts, part_samples=most, elsewhere=((first, size),))
+            self.pool.share_out(lambda job: job.key == (0, number), shares)
+            self.foreign += [
+                self._part(facts, place, min(place + most, size))
+                for place in range(first, size, most)
+            ]
+        if self.foreign and self.rng.random() < 0.1:
+            part = self.foreign.pop(self.rng.randrange(len(self.foreign)))
+            key = (0, part.batch_number)
+            self._take(self.pool.add_part(lambda job: job.key == key, part))
+
+    def _part(self, facts, first, last):
+        batch = self.plan.batches[facts["batch_number"]]
+        samples = [None if index in self.plan.fates else index for index in batch[first:last]]
+        bad = tuple(
+            BadSample(place=place, index="", error="", text="")
+            for place in range(first, last)
+            if batch[place] in self.plan.fates
+        )
+        if bad and not self.plan.is_tolerant:
+            # The other host sends none.
+            first, last, samples, bad = 0, 1, [], ()
+        return BatchPart(
+            **facts,
+            first=first,
+            num_samples=last - first,
+            tree=json.dumps(samples).encode(),
+            cpu_seconds=0.0,
+            wall_seconds=0.1,
+            send_seconds=0.0,
+            bad=bad,
+        )
+
+
+def value_of(result):
+    value: object = "an error"
+    if result.error is None:
+        value = json.loads(result.tree), [one.place for one in result.samples.bad]
+    result.discard()
+    return value
+
+
+SEEDS = 40
+SOAKED = [pytest.param(first, marks=pytest.mark.soak) for first in range(6 * SEEDS, 8000, SEEDS)]
+
+
+@pytest.mark.parametrize("first", [*range(0, 6 * SEEDS, SEEDS), *SOAKED])
+def test_each_job_ends_once_with_its_samples(first):
+    for seed in range(first, first + SEEDS):
+        check(seed)
+    # The workers' memory has descriptors.
+    gc.collect()
+
+
+def check(seed):
+    plan = Plan(seed)
+    run = Run(plan)
+    with contextlib.closing(run.pool):
+        for _ in range(MAX_TURNS):
+            if len(run.results) == len(plan.batches):
+                break
+            run.turn()
+        assert run.results == plan.expected(), seed
+        assert not run.pool._open, seed
+        assert not run.pool._splits, seed
+        assert not run.pool._searches, seed
+    assert all(worker.exitcode is not None for worker in run.workers)
