@@ -9,6 +9,7 @@ import os
 import socket
 from collections import deque
 from collections.abc import Iterator
+from typing import cast
 
 from stoker.feed.doubts import FailedSamples
 from stoker.feed.lost_samples import NO_SAMPLE, LostSample
@@ -19,6 +20,10 @@ from stoker.feed.workers import pipe
 from stoker.feed.workers.progress import ProgressMemory
 
 RAISES = 0
+
+
+def indices_of(order) -> list[int]:
+    return cast("list[int]", codec.unpack_value(order.index, allow_pickle=False))
 
 
 class EndedError(Exception):
@@ -115,7 +120,7 @@ class ModelWorker:
     def _make(self, order, first, last, *, lost=()):
         """Makes samples, until it is stopped, and sends a batch or a part of one."""
         is_part = last is not None
-        indices = codec.unpack_value(order.index, allow_pickle=False)
+        indices = indices_of(order)
         left_out = {one.place: one for one in lost}
         samples, bad = [], []
         for place in range(first, last if is_part else len(indices)):
@@ -170,7 +175,7 @@ class ModelWorker:
     def _alone(self, order):
         if self._failed.has_failed_before:
             self._end_doubted([], None)
-        indices = codec.unpack_value(order.order.index, allow_pickle=False)
+        indices = indices_of(order.order)
         lost = {one.place for one in order.lost}
         for place in range(order.first, order.last or len(indices)):
             self._progress.note(place, 0)
@@ -184,7 +189,8 @@ class ModelWorker:
 
     def _collate(self, order, parts):
         yield
-        samples, bad = [], {}
+        samples: list[object] = []
+        bad: dict[int, BadSample] = {}
         for part in parts:
             samples += json.loads(part.tree)[part.skipped :]
             bad |= {one.place: one for one in part.bad}
