@@ -122,7 +122,8 @@ class ModelWorker:
         is_part = last is not None
         indices = indices_of(order)
         left_out = {one.place: one for one in lost}
-        samples, bad = [], []
+        samples: list[int | None] = []
+        bad: list[BadSample] = []
         for place in range(first, last if is_part else len(indices)):
             may_stop = self._is_divisible and place == stretch_begin(place, size=len(indices))
             if may_stop and self._progress.is_stopped(place):
