@@ -2,8 +2,8 @@
 
 Prints one JSON line a batch: loader, epoch, batch, hash over the bytes of every tensor, ids.
 With `pause_at`, it prints {"pause": n} before batch n is asked for (-1: before the first iter())
-and resumes after a line on stdin; with `gates`, a folder, after a file n is there. With `until`, a
-file, it takes up epochs until that is there.
+and resumes after a line on stdin; with `gates`, a folder, after a file n is there; in the epochs of
+`pause_epochs`. With `until`, a file, it takes up epochs until that is there.
 """
 
 import hashlib
@@ -28,6 +28,7 @@ DEFAULTS = dict.fromkeys((*_PLACES, "gates", "until")) | {
     "samples": 48,
     "batch_size": 4,
     "epochs": 2,
+    "pause_epochs": [0],
     "num_workers": 0,
     "sample_seconds": 0.0,
     "heavy": [],
@@ -161,7 +162,7 @@ def main() -> None:
         batch = 0
         while True:
             for number, iterator in enumerate(iterators):
-                if batch in pauses and epoch == 0 and number == 0:
+                if batch in pauses and epoch in given["pause_epochs"] and number == 0:
                     pause(given, batch)
                 facts = {"loader": number, "epoch": epoch, "batch": batch}
                 try:
