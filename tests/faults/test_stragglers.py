@@ -144,11 +144,22 @@ def test_host_whose_port_for_batches_nobody_reaches_is_left_out_and_the_others_g
 def test_host_whose_port_for_batches_opens_after_a_while_serves_from_the_next_epoch(half_reached):
     given = {**SLOW, "epochs": 2}
     cluster = half_reached.cluster
-    trainer = cluster.paused(pause_at=8, **given)
+    trainer = cluster.paused(pause_at=8, pause_epochs=[0, 1], **given)
     wait_until(lambda: "host_excluded agent=algo-0" in trainer.errors, "the first is left out")
+
+    def num_ready() -> int:
+        return trainer.errors.count("agent_ready agent=algo-0")
+
+    before = num_ready()
     half_reached.proxy.target = cluster.agent_port(0) + 1
     trainer.go_on()
+    trainer.until("pause")
+    wait_until(lambda: num_ready() > before, "the first is ready again")
+    # Nobody else makes the rest, however quick the other one is.
+    cluster.stop(1)
+    trainer.go_on()
     assert trainer.finish() == reference(**given)
+    cluster.cont(1)
     feed = cluster.coordinator.progress[0].feed
     batches = {work.host: work.batches for work in feed.hosts}
     assert batches["algo-0"] > 0
