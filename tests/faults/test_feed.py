@@ -144,6 +144,8 @@ def test_local_worker_killed_in_the_epoch_changes_nothing(nobody):
 
 def test_stopped_host_is_not_waited_for_and_its_late_answers_are_dropped(hosts):
     trainer = hosts.paused(pause_at=5, epochs=3, **SLOW)
+    # The other one may have made what it has so far.
+    wait_until(lambda: "agent_ready agent=algo-0" in trainer.errors, "it is asked for batches")
     hosts.stop(0)
     trainer.go_on()
     while trainer.lines[-1].get("epoch") != 1:
