@@ -369,8 +369,13 @@ def test_later_batches_of_an_epoch_are_made_by_one_worker_each():
         assert pool._try_split(job(0, range(8), epoch_id=1))
 
 
-def test_behind_the_first_batches_each_worker_has_one_before_any_has_two():
+def test_behind_the_first_batches_each_worker_has_one_before_any_has_two(monkeypatch):
     loads: list[int] = []
+    take = WorkerHandle.take_undecided
+    # On a busy machine later batches count as heavy, and have parts as well.
+    monkeypatch.setattr(
+        WorkerHandle, "take_undecided", lambda worker, now: take(worker, now) and []
+    )
 
     def look(turn):
         workers = list(pool._workers.values())
@@ -563,15 +568,30 @@ def parts_folder(tmp_path):
     return folder
 
 
+def share_no_sooner(monkeypatch, dataset, index):
+    """Has a batch count as heavy only once that sample is begun, however slow the machine is."""
+    take = WorkerHandle.take_undecided
+
+    def take_late(worker, now):
+        if dataset.makers(index):
+            return take(worker, now)
+        worker.looked_at = now
+        return []
+
+    monkeypatch.setattr(WorkerHandle, "take_undecided", take_late)
+
+
 @pytest.mark.parametrize(
     ("size", "place"), [(12, 0), (12, 1), (12, 5), (12, 10), (64, 0), (64, 5), (100, 41)]
 )
-def test_a_heavy_sample_does_not_hold_the_rest_of_its_batch(size, place, tmp_path):
+def test_a_heavy_sample_does_not_hold_the_rest_of_its_batch(size, place, tmp_path, monkeypatch):
     heavy = job(9, range(100, 100 + size))
     expected = in_one_worker(tmp_path, [*begin_of(size), heavy])
     # But for those that draw behind it in a row.
     waits = {100 + place: range(100 + next_stretch(place + 1, size=size), 100 + size)}
     dataset = Heavy(parts_folder(tmp_path), waits, seconds=SECONDS_OF[size])
+    # Else another one may have it in a part with the samples that it waits for.
+    share_no_sooner(monkeypatch, dataset, 100 + place)
     with pool_of(dataset, default_collate, num_workers=4) as pool:
         made(pool, begin_of(size))
         values = made(pool, [heavy])
@@ -604,10 +624,11 @@ def values_of_unshared(pool, dataset, heavy):
     return made(pool, [heavy], at_turn=end_if_decided)
 
 
-def test_a_heavy_sample_that_is_the_last_one_is_waited_for(tmp_path):
+def test_a_heavy_sample_that_is_the_last_one_is_waited_for(tmp_path, monkeypatch):
     heavy = job(9, range(100, 108))
     expected = in_one_worker(tmp_path, [*BEGIN, heavy])
     dataset = Heavy(parts_folder(tmp_path), {107: ["decided"]})
+    share_no_sooner(monkeypatch, dataset, 107)
     with pool_of(dataset, default_collate, num_workers=4) as pool:
         made(pool, BEGIN)
         same(values_of_unshared(pool, dataset, heavy)[9], expected[9])
@@ -646,6 +667,7 @@ def test_a_worker_that_is_beyond_where_it_should_stop_changes_nothing(
     heavy = job(9, range(100, 100 + size))
     expected = in_one_worker(tmp_path, [*begin_of(size), heavy], padded_pairs)
     dataset = Heavy(parts_folder(tmp_path), {106: waits_for}, seconds=SECONDS_OF[size])
+    share_no_sooner(monkeypatch, dataset, 106)
     places = WorkerHandle.take_undecided
 
     def late(worker, now):
