@@ -165,8 +165,8 @@ def _reference(given: str, rank: int, script: str) -> str:
 
 def reference(*, rank=0, script="feed_script.py", **given) -> list[Line]:
     """Returns what a script yields without any cluster; what costs only time is left out."""
-    slow = ("sample_seconds", "heavy", "heavy_seconds")
-    slow += ("pause_at", "pause_epoch", "pause_epochs", "pause_before")
+    slow = {"sample_seconds", "heavy", "heavy_seconds"}
+    slow |= {"pause_at", "pause_epoch", "pause_epochs", "pause_before"}
     quick = {"rank": rank, **{key: each for key, each in given.items() if key not in slow}}
     return json.loads(_reference(json.dumps(quick, sort_keys=True), rank, script))
 
