@@ -305,7 +305,8 @@ def test_what_cannot_travel_of_an_unchanged_script_is_made_as_torch_makes_it(nob
 
 
 def test_dataset_that_no_host_can_read_is_named(host):
-    trainer = host.train(unreadable=True, num_workers=1)
+    # Workers of its own, which do not read it back, may have made all before the host says so.
+    trainer = host.train(workers=0, unreadable=True, num_workers=1)
     assert trainer.end() == 5
     said = "dataset.noise (__main__.Unreadable) cannot be read back from its pickle"
     assert said in trainer.errors
@@ -313,6 +314,10 @@ def test_dataset_that_no_host_can_read_is_named(host):
 
 
 KEPT = {"persistent_workers": True}
+
+
+def num_failed_specs(host: Cluster) -> int:
+    return host.log_of(0).read_text().count(" spec_failed ")
 
 
 @pytest.mark.parametrize(
@@ -324,7 +329,11 @@ KEPT = {"persistent_workers": True}
     ],
 )
 def test_dataset_that_no_host_can_read_is_made_here(host, given, feed):
-    trainer = host.train(env=env_of(host, **feed), unreadable=True, loaders=2, **given)
+    before = num_failed_specs(host)
+    # Else workers of its own may have made all before the host says that it cannot read them.
+    trainer = host.paused(pause_at=1, env=env_of(host, **feed), unreadable=True, loaders=2, **given)
+    wait_until(lambda: num_failed_specs(host) == before + 2, "the host has answered of both")
+    trainer.go_on()
     assert trainer.finish() == reference(unreadable=True, loaders=2, **given)
     said = [line for line in trainer.errors.splitlines() if "loader_not_shippable" in line]
     # Once a loader, not once an epoch.
