@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -73,7 +74,14 @@ def kill_in_an_epoch(job: LocalJob, folder: Path, *, after: int) -> None:
     until(has_begun, what="the trainer")
     until(lambda: steps_saved(folder) >= after, what=f"a checkpoint of {after} steps")
     (trainer,) = trainers
-    os.kill(trainer, signal.SIGKILL)
+    # On a busy machine it may have ended by now.
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(trainer, signal.SIGKILL)
+
+
+def made(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
 
 
 def test_killed_trainer_goes_on_with_other_hosts_and_workers_on_the_same_losses(
@@ -81,18 +89,24 @@ def test_killed_trainer_goes_on_with_other_hosts_and_workers_on_the_same_losses(
 ):
     # Sums of floats depend on how many threads they are shared among.
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    for name in ("first", "second"):
-        (tmp_path / name).mkdir()
     command = ("python", str(SCRIPT), *words(tmp_path, digits, "--workers", "1"))
-    with LocalJob(tmp_path / "first", command, data=1) as job:
-        kill_in_an_epoch(job, tmp_path, after=3)
-        assert job.end().status == "failed"
-    saved = steps_saved(tmp_path)
+    for number in range(5):
+        with LocalJob(made(tmp_path / f"first-{number}"), command, data=1) as job:
+            kill_in_an_epoch(job, tmp_path, after=3)
+            status = job.end().status
+        saved = steps_saved(tmp_path)
+        if status == "failed" and saved % STEPS:
+            break
+        # It came to the end of an epoch before this process saw its checkpoint: once more.
+        print(f"begun again: {status}, {saved} steps saved")
+        shutil.rmtree(tmp_path / "checkpoints")
+        (tmp_path / "losses").unlink(missing_ok=True)
+    assert status == "failed"
     assert saved % STEPS, "killed in the middle of an epoch"
     assert saved < 2 * STEPS
     assert not (tmp_path / "losses").exists()
     command = ("python", str(SCRIPT), *words(tmp_path, digits, "--workers", "0"))
-    with LocalJob(tmp_path / "second", command, data=0) as job:
+    with LocalJob(made(tmp_path / "second"), command, data=0) as job:
         assert job.end().status == "succeeded"
     assert (tmp_path / "losses").read_text() == (whole / "losses").read_text()
 
