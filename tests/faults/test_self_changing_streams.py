@@ -9,7 +9,7 @@ from support.cluster import Line, reference, run_script
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(300)]
 
 SCRIPT = "self_changing_script.py"
-KINDS = ["Counting", "Told", "Shuffling", "Drawing", "Lazy", "Global", "Buffering"]
+KINDS = ["Counting", "Told", "Shuffling", "Drawing", "Lazy", "Global", "Buffering", "Reordering"]
 torchs = functools.partial(reference, script=SCRIPT, torch=True)
 
 
@@ -55,6 +55,15 @@ def test_a_state_in_mid_epoch_has_what_earlier_epochs_changed(host, tmp_path, ki
     assert _batches(fed.finish()) == _batches(expected[begin:])
     alone = run_script(load | {"epochs": 2}, script=SCRIPT).finish()
     assert _batches(alone) == [line for line in _batches(expected[begin:]) if line["epoch"] == 1]
+
+
+def test_what_a_host_changes_that_no_state_can_have_is_said_once(host, tmp_path):
+    given = {"kinds": ["Reordering"], "save": str(tmp_path / "state.pt")}
+    # Its second epoch needs what the first one has made of it.
+    fed = host.train(workers=0, script=SCRIPT, save_at=[1, 2], **given)
+    fed.finish()
+    assert fed.errors.count("stream_state_refused") == 1
+    assert "no state has: dataset.order, an array of 1.6 MB, changes in each epoch" in fed.errors
 
 
 def test_a_killed_process_changes_nothing(host):

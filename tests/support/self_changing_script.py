@@ -110,6 +110,20 @@ class Buffering(Counting):
                 yield [index, self.kept.pop(index % SIZE // 2)[0].item(), self.sums[-1].item()]
 
 
+class Reordering(Counting):
+    """It shuffles an array in place that is too large for a state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.order = np.arange(200_000)
+        self.rng = np.random.default_rng(3)
+
+    def __iter__(self) -> Iterator[list[float]]:
+        self.rng.shuffle(self.order)
+        for index in self.order[:SIZE].tolist():
+            yield [index]
+
+
 class Keeping(Counting):
     """It keeps an iterator, which no other process can be given."""
 

@@ -137,8 +137,17 @@ class ComparedValues:
         self.note(roots)
         changed = _changed(before, self._before) or _changed(early, self._early)
         if changed:
-            self.last_words = UNKEPT.format(changed + _CHANGES)
+            self.last_words = too_large_words(changed)
         return changed
+
+
+def too_large_words(changed: str) -> str:
+    """Returns what users are told of a value that has changed, and is too large; empty: nothing.
+
+    Args:
+        changed: As `ComparedValues.changed` returns it.
+    """
+    return UNKEPT.format(changed + _CHANGES) if changed else ""
 
 
 def is_of_states(words: str) -> bool:

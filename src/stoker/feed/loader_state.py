@@ -40,6 +40,7 @@ from stoker.feed.bookkeeping import (
     length_of,
 )
 from stoker.feed.changes import making
+from stoker.feed.compared_values import too_large_words
 from stoker.feed.generators import any_kind_of
 from stoker.feed.kept_values import (
     KeptValues,
@@ -518,9 +519,17 @@ def end_stream(
         begun: The epoch.
         changes: What its process had changed at its end.
     """
-    if begun in process.begun_streams:
-        with making():
-            begun.end(changes, _roots_of(loader))
+    if begun not in process.begun_streams:
+        return
+    books = process.books(loader)
+    roots = _roots_of(loader)
+    with making():
+        too_large = begun.end(changes, roots)
+    why = too_large_words(too_large) or unkept(roots, since=values_before(loader, books))
+    books.own_trouble = why or books.own_trouble
+    # Else with the first state.
+    if books.is_saved:
+        say_unused(books, process, why=why)
 
 
 def leave_streams(loader: "DataLoader[object]", process: TrainerProcess) -> None:

@@ -615,7 +615,8 @@ class StreamIterator(FeedIterator):
             num_shards=num_shards,
             resumed=resumed,
             epochs=epochs,
-            is_saved=self._epoch.is_saved,
+            # The first epoch without workers is always looked at, for a state that comes later.
+            is_saved=self._epoch.is_saved or (self._may_carry and not self._epoch.number),
         )
 
     def _skip_here(self, in_step: InStep, num_taken: int) -> None:

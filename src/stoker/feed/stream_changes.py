@@ -98,11 +98,13 @@ class Changes(NamedTuple):
         values: As of `kept_values.changed_values`.
         generators: The packed states of those that have moved, by path.
         unkept: What of it cannot be sent; empty: nothing.
+        of_states: What of it is too large for a state of the loader, likewise.
     """
 
     values: Mapping[str, object]
     generators: Mapping[str, bytes]
     unkept: str = ""
+    of_states: str = ""
 
 
 def beginning_of(roots: Mapping[str, object]) -> Beginning:
@@ -120,7 +122,12 @@ def beginning_of(roots: Mapping[str, object]) -> Beginning:
 
 
 def packed_changes(
-    roots: Mapping[str, object], since: Beginning, *, is_end: bool, too_large: str = ""
+    roots: Mapping[str, object],
+    since: Beginning,
+    *,
+    is_end: bool,
+    too_large: str = "",
+    of_states: str = "",
 ) -> bytes:
     """Returns what has changed of a dataset, for `StreamBegun`.
 
@@ -129,6 +136,7 @@ def packed_changes(
         since: What it had there when the epoch began.
         is_end: The epoch is over.
         too_large: What has changed of it that is no value to be kept, in words; empty: nothing.
+        of_states: What has changed of it that a state does not have, likewise.
     """
     generators = {
         path: state
@@ -140,7 +148,7 @@ def packed_changes(
         if is_end:
             # An iterator that an epoch reads is there until its end.
             lost = what_is_unkept(roots, since=since.values, has_iterators=True)
-            changes = Changes(values, generators, lost or too_large)
+            changes = Changes(values, generators, lost or too_large, of_states)
             return _packed_within(changes, MAX_CHANGES_BYTES)
     # The longest ones only at the end.
     sizes = {path: num_bytes(value) for path, value in values.items()}
@@ -157,7 +165,7 @@ def _packed_within(changes: Changes, max_bytes: int) -> bytes:
     if len(packed) <= max_bytes:
         return packed
     unkept = changes.unkept or f"what has changed in it has {len(packed):,} bytes"
-    return _packed(Changes({}, {}, unkept))
+    return _packed(Changes({}, {}, unkept, changes.of_states))
 
 
 def _packed(changes: Changes) -> bytes:
@@ -199,8 +207,8 @@ class StreamBegun:
         if self._num_taken <= NUM_SHOWN:
             self._shown.append(_unpacked(shown))
 
-    def end(self, packed: bytes, roots: Mapping[str, object]) -> None:
-        """Sets what the whole epoch has changed.
+    def end(self, packed: bytes, roots: Mapping[str, object]) -> str:
+        """Sets what the whole epoch has changed; returns what of it no state of a loader has.
 
         Args:
             packed: By the process that has made it.
@@ -209,6 +217,7 @@ class StreamBegun:
         changes = _unpacked(packed)
         self._is_over = True
         self._unset = self._set(changes, roots) or changes.unkept or self._of_others
+        return changes.of_states
 
     def leave(self, roots: Mapping[str, object]) -> str:
         """Sets what an epoch has changed that is not over; returns what could not be set.

@@ -81,8 +81,9 @@ class ShardStream:
         self._values_at_start: KeptValues = {}
         # In workers of one epoch all is as it is built.
         self._compared = ComparedValues()
-        # Without workers: of the script's dataset.
+        # Without workers: of the script's dataset, which gets more of it than a state has.
         self._at_start: Beginning | None = None
+        self._compared_with_states = ComparedValues()
         self._epochs = StreamEpochs(())
 
     def begin(self, epoch_id: int, resumed: Stream, index: object) -> None:
@@ -124,6 +125,9 @@ class ShardStream:
                     self._compared.is_asked = True
                     with self._at_start.bounds.within():
                         self._compared.note(self._roots())
+                    self._compared_with_states.is_asked = resumed.is_saved
+                    if resumed.is_saved:
+                        self._compared_with_states.note(self._roots())
                 if resumed.own_state is not None and self._loads(resumed.own_state, resumed):
                     return
                 self._set_states(resumed, index)
@@ -283,10 +287,17 @@ class ShardStream:
         since = self._at_start
         if since is None:
             return b""
-        # What is too large for a state is seen by its checksum alone.
+        if not is_end:
+            return packed_changes(self._roots(), since, is_end=False)
+        # What is too large is seen by its checksum alone.
         with since.bounds.within():
-            too_large = self._compared.changed(self._roots()) if is_end else ""
-        return packed_changes(self._roots(), since, is_end=is_end, too_large=too_large)
+            too_large = self._compared.changed(self._roots())
+        of_states = ""
+        if self._compared_with_states.is_asked:
+            of_states = self._compared_with_states.changed(self._roots())
+        return packed_changes(
+            self._roots(), since, is_end=True, too_large=too_large, of_states=of_states
+        )
 
     def _state_before(self, resumed: Stream) -> bytes:
         """Returns what a new process begins this epoch with, likewise."""
@@ -444,7 +455,8 @@ class ShardReplay:
             f"{self._place} was started again, and {how}",
             where=self._place,
             fix="make __iter__ deterministic: no clock, no unseeded generator, no sets, no shared "
-            "queue; or use a map-style dataset",
+            "queue, and nothing large, and no objects of yours, that an earlier epoch left in the "
+            "dataset; or use a map-style dataset",
         )
 
 
