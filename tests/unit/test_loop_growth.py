@@ -7,6 +7,7 @@ import io
 import itertools
 import logging
 import logging.handlers
+import queue
 import weakref
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
@@ -176,6 +177,25 @@ def test_what_is_freed_and_kept_by_glibc_is_no_growth(freed, grown):
     assert len(given_back) == 1
 
 
+@pytest.mark.parametrize("keeps", [False, True], ids=["written", "kept"])
+def test_an_array_of_zeros_that_is_written_step_by_step_is_no_growth(keeps):
+    # As of a replay buffer, or of what is known of each sample.
+    buffer = np.zeros((STEPS, MB), dtype=np.uint8)
+    # Each has the one before it, which nothing names.
+    held: dict[str, object] = {}
+    watch = LoopWatch(clock=iter(range(10**6)).__next__)
+    for number in range(STEPS):
+        watch.look(number)
+        if keeps:
+            held = {"before": held, "array": np.ones(MB, dtype=np.uint8)}
+        else:
+            buffer[number] = 1
+    growth = watch.result(STEPS)
+    assert growth is not None
+    assert growth.grown_bytes_per_step == pytest.approx(MB, rel=0.2)
+    assert (growth.seen_bytes > 30 * MB) == keeps
+
+
 def test_an_allocators_lumps_are_growth():
     assert grown_per_step(looks(*(place // 4 * 4 * MB for place in range(80)))) == pytest.approx(
         MB, rel=0.2
@@ -260,6 +280,83 @@ def test_a_list_in_a_slot_is_named_by_its_class():
 def test_what_a_hook_keeps_in_its_closure_is_named_by_it():
     (kept,) = watched(hook_with_closure())
     assert kept.name == "activations of hook()"
+
+
+class Layers(torch.nn.Module):
+    """A network of a script, as most are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(2, 2)
+
+
+@pytest.mark.parametrize(("layer", "name"), [("", "Layers"), ("first", "Linear")])
+def test_hooks_that_each_step_registers_are_named_by_their_layer(layer, name):
+    network = Layers()
+
+    def step(loss: torch.Tensor) -> None:
+        activations = torch.zeros(1000)
+        network.get_submodule(layer).register_forward_hook(lambda *_: activations.shape)
+
+    (kept,) = watched(step)
+    assert kept.name == f"{name}._forward_hooks"
+    assert (kept.element, kept.has_graph) == ("function", False)
+
+
+@pytest.mark.parametrize("kind", [queue.Queue, queue.SimpleQueue, queue.LifoQueue])
+def test_a_queue_that_nothing_reads_is_named(kind):
+    waiting = kind()
+    (kept,) = watched(lambda loss: waiting.put((1, loss.detach())))
+    assert kept.name == "waiting in test_a_queue_that_nothing_reads_is_named()"
+    assert (kept.container, kept.element, kept.max_count) == (kind.__name__, "tuple", None)
+
+
+def test_a_queue_that_is_not_full_says_what_it_holds_at_most():
+    waiting = queue.Queue[torch.Tensor](maxsize=300)
+    (kept,) = watched(lambda loss: waiting.put(loss.detach()))
+    assert (kept.container, kept.max_count) == ("Queue", 300)
+
+
+class ReplayBuffer:
+    """Keeps the latest steps, as those of reinforcement learning do."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.steps: list[torch.Tensor] = []
+
+    def add(self, step: torch.Tensor) -> None:
+        self.steps.append(step)
+        del self.steps[: -self.capacity]
+
+
+@pytest.mark.parametrize(("capacity", "most"), [(10_000, 10_000), (20, None)])
+def test_a_buffer_says_what_it_holds_at_most(capacity, most):
+    buffer = ReplayBuffer(capacity)
+    kept = watched(lambda loss: buffer.add(loss.detach()))
+    assert [(one.name, one.max_count) for one in kept] == [("ReplayBuffer.steps", most)][
+        : bool(most)
+    ]
+
+
+def test_numbers_by_a_number_are_no_limit():
+    history: dict[object, object] = dict.fromkeys(range(20), 10**6)
+    losses: list[torch.Tensor] = []
+    history["losses"] = losses
+    (kept,) = watched(losses.append)
+    assert kept.max_count is None
+
+
+@pytest.mark.parametrize(("num_bytes", "is_named"), [(8 * MB, True), (MB, False)])
+def test_what_is_kept_in_few_steps_is_named_where_it_is_most_of_what_is_added(num_bytes, is_named):
+    evaluated: list[torch.Tensor] = []
+    steps = itertools.count()
+
+    def step(loss: torch.Tensor) -> None:
+        if next(steps) % 8 == 0:
+            evaluated.append(torch.empty(num_bytes, dtype=torch.uint8))
+
+    kept = watched(step)
+    assert [one.count_per_step for one in kept] == pytest.approx([1 / 8] * is_named, rel=0.2)
 
 
 def test_what_a_default_argument_keeps_is_named_by_its_function():

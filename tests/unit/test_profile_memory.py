@@ -789,6 +789,21 @@ def test_numbers_that_a_loop_keeps_are_said_with_how_many_of_each_step():
     assert text.endswith("keep a sum or a mean of it, or write it to a file now and then")
 
 
+@pytest.mark.parametrize(
+    ("name", "container", "count", "cause", "fix"),
+    [
+        ("Linear._forward_hooks", "OrderedDict", 1.0, "keeps a function of each", "call remove()"),
+        ("rows in train()", "Queue", 1.0, "keeps a function of each step", "give it a maxsize"),
+        ("seen in train()", "list", 1 / 8, "keeps a function every 8 steps", "append a number"),
+    ],
+)
+def test_what_helps_follows_from_what_keeps_it(name, container, count, cause, fix):
+    kept = KeptObjects(name=name, container=container, element="function", count_per_step=count)
+    _, fixes = findings_of(kept=(kept,), trainer_grown_bytes_per_step=2.0 * MB, **BELOW)
+    assert cause in fixes["growing_trainer"]
+    assert fix in fixes["growing_trainer"]
+
+
 def steps_of(seconds: float) -> AsIs:
     """Returns steps of which each took so long."""
     step = Quartiles(mean=seconds, median=seconds, low=seconds, high=seconds, samples=1)

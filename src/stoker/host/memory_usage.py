@@ -13,6 +13,7 @@ from stoker.host import machine
 
 _MEMINFO = Path("/proc/meminfo")
 _VMSTAT = Path("/proc/vmstat")
+_OWN_STATUS = Path("/proc/self/status")
 _KIB = 1024
 # Version 2 and version 1 of cgroups.
 _LIMITS = ("memory.max", "memory.limit_in_bytes")
@@ -126,6 +127,15 @@ def written_bytes(pid: int | None = None) -> int:
     """
     sizes = dict(_pairs(Path(f"/proc/{pid or 'self'}/status")))
     return sum(sizes.get(name, 0) for name in ("RssAnon:", "RssShmem:", "VmSwap:")) * _KIB
+
+
+def asked_bytes() -> int:
+    """Returns the memory that this process has asked the kernel for, written or not; takes 0.05 ms.
+
+    An array of zeros has all of its memory from the beginning, and its pages as they are written.
+    """
+    sizes = dict(_pairs(_OWN_STATUS))
+    return sum(sizes.get(name, 0) for name in ("VmData:", "RssShmem:")) * _KIB
 
 
 def give_back_freed() -> None:

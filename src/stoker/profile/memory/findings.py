@@ -54,6 +54,9 @@ _MOST_OF_IT = 0.5
 _ONE_EACH = ("dict", "set", "OrderedDict", "lru_cache")
 # Elements of a step that are counted in words, and types that have no `item()`.
 _SEVERAL = 1.5
+# Of the steps: what is kept in fewer is said with how many lie between.
+_SELDOM = 0.5
+_QUEUES = ("Queue", "LifoQueue", "PriorityQueue", "SimpleQueue")
 _PLAIN = ("float", "int", "str", "bytes", "list", "tuple")
 
 _NO_GROWTH = LoopGrowth(grown_bytes_per_step=0.0)
@@ -532,7 +535,7 @@ def _trainer_growth(
         id="growing_trainer",
         cause=f"{_kept_words(kept)}: the trainer grows by {size(per_step)} a step, "
         f"{size(per_span)} {until}{ends}",
-        fix=_kept_fix(kept),
+        fix=_queue_or_hook_fix(kept) or _kept_fix(kept),
         num_bytes=per_span,
         is_limit=per_span > room,
     )
@@ -563,7 +566,10 @@ def _kept_words(kept: KeptObjects | None) -> str:
     elements = f"a {kept.element}"
     if kept.count_per_step >= _SEVERAL:
         elements = f"{whole(round(kept.count_per_step))} {kept.element}"
-    return f"{kept.name} ({kept.container}) keeps {elements}{graph} of each step"
+    when = "of each step"
+    if kept.count_per_step < _SELDOM:
+        when = f"every {whole(round(1 / kept.count_per_step))} steps"
+    return f"{kept.name} ({kept.container}) keeps {elements}{graph} {when}"
 
 
 def _objects_words(kept: KeptObjects) -> str:
@@ -576,6 +582,19 @@ def _objects_words(kept: KeptObjects) -> str:
     if kept.name.startswith(f"{kept.element}."):
         return f"there are more {kept.element} objects{graphs} with each step, kept by {kept.name}"
     return f"there are more {kept.element} objects{graphs} with each step"
+
+
+def _queue_or_hook_fix(kept: KeptObjects | None) -> str:
+    """Returns what helps against a queue that nothing reads, or many hooks; empty: it is neither.
+
+    Args:
+        kept: What a loop keeps of each step; None: nothing was found.
+    """
+    if kept is not None and kept.container in _QUEUES:
+        return "take out of it what is put in, or give it a maxsize"
+    if kept is not None and kept.name.endswith("_hooks"):
+        return "register it once, before the loop, or call remove() of what registering has given"
+    return ""
 
 
 def _kept_fix(kept: KeptObjects | None) -> str:

@@ -36,6 +36,7 @@ from stoker.profile.memory.python_objects import (
     collections_of,
     is_table,
     kept_bytes,
+    limit_among,
     num_bytes_of,
     reachable_from,
     some_of,
@@ -51,11 +52,6 @@ _LEAST_LATE = 0.3
 _LEAST_LONGER = 100
 # Of what grows in a collection of collections: then that part is what grows.
 _MOST_OF_IT = 0.8
-# How people call what a cache, or a buffer, of their own holds at most.
-_LIMITS = (
-    *("capacity", "maxsize", "max_size", "maxlen", "max_items", "max_entries", "max_open"),
-    *("cache_size", "buffer_size", "pool_size", "cache_limit", "max_cached", "max_cache"),
-)
 # Collections in a collection: so many are named, more are added up, of its first elements.
 _MOST_NAMED = 16
 _LOOKED_INTO = 1000
@@ -353,7 +349,7 @@ class _Sizes:
         for name, slot in slots_of(kind):
             if not name.startswith("__"):
                 attributes[name] = read_slot(slot, owner)
-        limit = _limit_among(attributes)
+        limit = limit_among(attributes)
         for name, value in attributes.items():
             self.add(f"{owner_name}.{name}", value, limit=limit)
             if isinstance(value, FunctionType):
@@ -498,16 +494,6 @@ def _size_of(collection: "MutableMapping[object, object]", limit: int | None) ->
 def _size_of_cache(function: "functools._lru_cache_wrapper[object]") -> Size:
     cached = function.cache_info()
     return Size("lru_cache", int(cached.currsize), cached.maxsize)
-
-
-def _limit_among(attributes: Mapping[str, object]) -> int | None:
-    """Returns what an object says that its cache or its buffer holds at most; None: nothing."""
-    limits = [
-        value
-        for name, value in attributes.items()
-        if type(value) is int and name.strip("_").lower().endswith(_LIMITS)
-    ]
-    return max(limits, default=None)
 
 
 def _nested_in(collection: object) -> list[tuple[object, list[object]]]:

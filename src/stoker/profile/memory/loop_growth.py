@@ -6,10 +6,12 @@ of all lists, sets, dicts and deques of Python, before and after some steps, tel
 graphs that reach back to earlier steps; and those that refer to it tell its name.
 """
 
+import contextlib
 import functools
 import gc
 import inspect
 import itertools
+import queue
 import sys
 import time
 from collections import Counter, OrderedDict, defaultdict, deque
@@ -25,10 +27,15 @@ import torch
 
 import stoker
 from stoker.feed.reachable import cached_results, is_users_name, read_slot, slots_of
-from stoker.host.memory_usage import give_back_freed, written_bytes
+from stoker.host.memory_usage import asked_bytes, give_back_freed, written_bytes
 from stoker.profile.loader_phases import attributes_of
 from stoker.profile.memory.kept_graphs import GraphWatch, numbers_of
-from stoker.profile.memory.python_objects import has_length_in_bytes, kept_bytes, num_bytes_of
+from stoker.profile.memory.python_objects import (
+    has_length_in_bytes,
+    kept_bytes,
+    limit_among,
+    num_bytes_of,
+)
 from stoker.profile.rank_results import LoopGrowth
 from stoker.records import KeptObjects
 
@@ -55,6 +62,9 @@ _LONGER = 1.2
 _LEAST_SIZES = 4
 # Of what a step adds, for numbers, texts and lists of them.
 _LEAST_PLAIN = 0.3
+# Elements that were added at least, in whichever steps, and what of all such are most.
+_LEAST_SELDOM = 4
+_MOST_OF_IT = 0.6
 _SHORT = 4
 _SIZED = (list, tuple, dict, set, deque)
 _KINDS = (list, dict, deque, set, defaultdict, OrderedDict, Counter, functools._lru_cache_wrapper)
@@ -79,6 +89,7 @@ _Collection: TypeAlias = (
     "list[object] | set[object] | dict[object, object] | deque[object] "
     "| functools._lru_cache_wrapper[object]"
 )
+_PythonQueue: TypeAlias = "queue.Queue[object] | queue.SimpleQueue[object]"
 
 
 class _Look(NamedTuple):
@@ -95,14 +106,17 @@ class LoopWatch:
         self,
         *,
         used: Callable[[], int] = written_bytes,
+        asked: Callable[[], int] = asked_bytes,
         give_back: Callable[[], None] = give_back_freed,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._used = used
+        self._asked = asked
         self._give_back = give_back
         self._clock = clock
         self._due_at = 0.0
         self._looks: list[_Look] = []
+        self._asked_before = 0
         self._lengths: dict[int, int] = {}
         # Bytes, or elements, by the name, at some looks.
         self._sizes: list[dict[str, int]] = []
@@ -127,6 +141,7 @@ class LoopWatch:
         self._due_at = now + _EVERY_SECONDS
         if not self._looks:
             self._began_at = steps
+            self._asked_before = self._asked()
             # Shorter ones count as empty: most collections of a process are.
             lengths = ((id(kept), _length(kept)) for kept in _collections())
             self._lengths = {kept: length for kept, length in lengths if length > _SHORT}
@@ -162,7 +177,8 @@ class LoopWatch:
                 freed = self._freed_bytes()
                 if freed >= _MUCH_FREED * seen:
                     grown = 0.0
-                seen -= max(0, freed)
+                # Pages of an array of zeros that is written step by step were asked for before.
+                seen = min(seen - max(0, freed), self._asked() - self._asked_before)
         return LoopGrowth(grown_bytes_per_step=grown, seen_bytes=max(0, seen), kept=kept)
 
     def _freed_bytes(self) -> int:
@@ -209,15 +225,18 @@ class LoopWatch:
         """
         for collection in _collections():
             more = _length(collection) - self._lengths.get(id(collection), 0)
-            if more < _LEAST_KEPT * steps:
+            if more < min(_LEAST_SELDOM, _LEAST_KEPT * steps):
                 continue
             element = _last_of(collection)
             if not _is_cause(element, more / steps, grown):
                 continue
-            name = names.of(collection)
+            whole = _queue_of(collection) or collection
+            name = names.of(whole)
             if name and not self._is_made_anew(name, named):
-                kept = _kept_of(element, name, _kind_of(collection), more / steps)
-                yield msgspec.structs.replace(kept, max_count=_limit_of(collection))
+                kept = _kept_of(element, name, _kind_of(whole), more / steps)
+                limit = _limit_of(whole) or _limit_beside(collection)
+                if limit != _length(collection):
+                    yield msgspec.structs.replace(kept, max_count=limit)
 
     def _kept_parts(self, steps: int, names: "_Names", grown: float) -> Iterator[KeptObjects]:
         """Yields collections of lists that grew together, as `scores[label].append(score)` does.
@@ -606,9 +625,10 @@ def variables_of(frame: FrameType) -> dict[str, object]:
 
 def _attribute_name(owner: object, value: object) -> str:
     kind = type(owner)
-    if _is_library(kind.__module__):
-        return ""
     name = _key_of(attributes_of(owner), value) or _slot_of(owner, value)
+    # Hooks of a layer are a script's own.
+    if _is_library(kind.__module__) and not name.endswith("_hooks"):
+        return ""
     if not name:
         return ""
     return f"{kind.__name__}.{name}"
@@ -694,16 +714,44 @@ def _length(collection: _Collection) -> int:
     return len(collection)
 
 
-def _kind_of(collection: _Collection) -> str:
+def _queue_of(collection: _Collection) -> "_PythonQueue | None":
+    """Returns the queue whose elements a collection holds; None: it is no queue's."""
+    if not isinstance(collection, list | deque):
+        return None
+    for owner in gc.get_referrers(collection):
+        holders = [owner]
+        if type(owner) is dict:
+            # Of attributes, perhaps.
+            holders = gc.get_referrers(owner)
+        for holder in holders:
+            # Not isinstance, which asks a lazy object what it is.
+            if issubclass(type(holder), queue.Queue | queue.SimpleQueue):
+                return cast("_PythonQueue", holder)
+    return None
+
+
+def _kind_of(collection: "_Collection | _PythonQueue") -> str:
     if isinstance(collection, functools._lru_cache_wrapper):
         return "lru_cache"
     return type(collection).__name__
 
 
-def _limit_of(collection: _Collection) -> int | None:
+def _limit_of(collection: "_Collection | _PythonQueue") -> int | None:
     if isinstance(collection, functools._lru_cache_wrapper):
         return collection.cache_info().maxsize
-    return getattr(collection, "maxlen", None)
+    return getattr(collection, "maxlen", getattr(collection, "maxsize", None))
+
+
+def _limit_beside(collection: _Collection) -> int | None:
+    """Returns what the object whose attribute a collection is says that it holds at most."""
+    for owner in gc.get_referrers(collection):
+        attributes = attributes_of(owner)
+        if type(owner) is dict and "__name__" not in owner:
+            attributes = dict(owner)
+        limit = limit_among(attributes)
+        if limit is not None and limit >= _length(collection):
+            return limit
+    return None
 
 
 def _parts_that_grow(collection: _Collection) -> Sequence["list[object]"]:
@@ -722,11 +770,18 @@ def _parts_that_grow(collection: _Collection) -> Sequence["list[object]"]:
 def _is_cause(element: object, count_per_step: float, grown: float) -> bool:
     """Whether elements are, or hold, tensors, or are a good part of what a step adds.
 
+    Tensors that are added in few steps have to be most of it.
+
     Args:
         element: The latest one.
         count_per_step: So many are added.
         grown: Bytes that a step adds.
     """
+    if count_per_step < _LEAST_KEPT:
+        # Objects may refer to much that was there before.
+        is_plain = isinstance(element, torch.Tensor | np.ndarray | dict | list | tuple)
+        added = count_per_step * sum(map(num_bytes_of, _tensors_in(element)))
+        return is_plain and added >= _MOST_OF_IT * grown
     if any(True for _ in _tensors_in(element)):
         return True
     return count_per_step * kept_bytes(element) >= _LEAST_PLAIN * grown
@@ -768,12 +823,22 @@ def _tensors_in(element: object, depth: int = 0) -> Iterator[object]:
         parts = list(itertools.islice(element.values(), _MAX_PARTS))
     elif isinstance(element, list | tuple):
         parts = list(element[:_MAX_PARTS])
+    elif isinstance(element, FunctionType):
+        cells = itertools.islice(element.__closure__ or (), _MAX_PARTS)
+        parts = [*_contents(cells), *(element.__defaults__ or ())[:_MAX_PARTS]]
     elif not _is_library(type(element).__module__):
         # A dataclass, say, or a structure of attrs or msgspec.
         parts = [part for _, part in itertools.islice(_named_parts("", element), _MAX_PARTS)]
     if depth < _MAX_DEPTH:
         for part in parts:
             yield from _tensors_in(part, depth + 1)
+
+
+def _contents(cells: Iterable[CellType]) -> Iterator[object]:
+    """Yields the values of a closure's variables that have one."""
+    for cell in cells:
+        with contextlib.suppress(ValueError):
+            yield cell.cell_contents
 
 
 def _has_graph(tensor: object) -> bool:

@@ -44,6 +44,11 @@ _POINTER = 8
 # Arrays, texts and buffers that may become longer, and packages whose tables may.
 OF_BYTES = (torch.Tensor, np.ndarray, str, bytes, bytearray, array.array, io.BytesIO, io.StringIO)
 _OF_TABLES = ("pandas", "pyarrow", "polars")
+# How people call what a cache, or a buffer, of their own holds at most.
+_LIMITS = (
+    *("capacity", "maxsize", "max_size", "maxlen", "max_items", "max_entries", "max_open"),
+    *("cache_size", "buffer_size", "pool_size", "cache_limit", "max_cached", "max_cache"),
+)
 _CONTAINERS = (list, tuple, dict, set, frozenset, deque)
 # Modules of Python whose objects refer to a dataset's own, and packages whose objects do not.
 _OPEN_MODULES = ("builtins", "collections", "functools", "types")
@@ -325,6 +330,18 @@ def _parts_of(part: object) -> tuple[Sequence[object], float]:
 
 def _share(some: Sequence[object], collection: Collection[object]) -> float:
     return len(some) / max(1, len(collection))
+
+
+def limit_among(attributes: Mapping[object, object] | Mapping[str, object]) -> int | None:
+    """Returns what an object says that its cache or its buffer holds at most; None: nothing."""
+    limits = [
+        value
+        for name, value in attributes.items()
+        if type(value) is int
+        and isinstance(name, str)
+        and name.strip("_").lower().endswith(_LIMITS)
+    ]
+    return max(limits, default=None)
 
 
 def has_length_in_bytes(value: object) -> bool:
