@@ -39,7 +39,8 @@ class Pods:
 
     def __init__(self, tmp_path, *groups, script=SAY, **feed):
         self.tmp_path = tmp_path
-        feed = {"port": free_ports(set()), "lease_seconds": 1.5, **feed}
+        # Nobody is lost here, however busy the machine is.
+        feed = {"port": free_ports(set()), "lease_seconds": 20.0, **feed}
         spec = job(*groups, name="mnist-1", command=["python", "-c", script], feed=feed)
         self.spec = dataclasses.replace(spec, run_dir=tmp_path / "run")
         self.request = KubernetesPlatform().plan(self.spec)

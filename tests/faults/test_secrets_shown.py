@@ -61,7 +61,7 @@ def described(*command: str, hosts: str = "dnn", **more: object) -> dict[str, ob
         "environment": {"WANDB_PROJECT": "digits"},
         "secrets": {"HF_TOKEN": {"arn": ARN, "hosts": hosts}},
         # Else the trainer makes all batches where the hosts are late.
-        "feed": {"lease_seconds": 2.0, "until_ready": "wait"},
+        "feed": {"lease_seconds": 20.0, "until_ready": "wait"},
         **more,
     }
 
