@@ -201,9 +201,13 @@ def test_a_killed_leader_launcher_takes_its_trainer_along_and_frees_the_data_hos
         assert "agent_ended" in job.log("algo-1")
 
 
+# Long enough for those that are not struck, if the machine stands still for 2 s.
+STRUCK = FeedSettings(lease_seconds=5.0)
+
+
 @pytest.fixture(scope="module")
 def struck(tmp_path_factory):
-    with LocalJob(tmp_path_factory.mktemp("struck"), FEED, data=3, feed=QUICK) as job:
+    with LocalJob(tmp_path_factory.mktemp("struck"), FEED, data=3, feed=STRUCK) as job:
         job.wait_for_file("begun")
         yield job
 
@@ -224,7 +228,7 @@ def test_a_leader_launcher_that_stands_still_for_longer_than_the_lease_costs_not
         if host.group == "data":
             struck.wait_for_log(host.name, "run_joined")
     struck.kill(struck.run.launchers[struck.leader], signal.SIGSTOP)
-    time.sleep(3 * QUICK.lease_seconds)  # the fault
+    time.sleep(2 * STRUCK.lease_seconds)  # the fault
     struck.kill(struck.run.launchers[struck.leader], signal.SIGCONT)
     struck.wait_for_log(struck.leader, "clock_jump")
     goes_on(struck, 0)
