@@ -224,6 +224,16 @@ def test_what_no_state_has_is_said_once_the_script_asks_for_states(start, monkey
     assert [epoch(worker, number) for number in range(3)] == [[], [], []]
 
 
+def test_a_first_epoch_is_made_again_where_its_end_cannot_be_kept(start):
+    given = {"epoch_id": 0, "persists": True, "is_saved": True}
+    ends = []
+    for dataset in (Buffered(), Draws()):
+        worker = start(dataset)
+        answers = [worker.make(position, **given) for position in range(20)]
+        ends.append(next(answer for answer in answers if isinstance(answer, End)))
+    assert [bool(end.state) for end in ends] == [False, True]
+
+
 def test_an_error_names_what_of_the_epochs_before_no_state_has(start):
     given = {"persists": True, "epochs_before": 1}
     worker = start(Buffered())

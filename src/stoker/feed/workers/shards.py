@@ -276,8 +276,15 @@ class ShardStream:
         why = unkept(self._roots(), since=self._values_at_start)
         return why or self._compared.last_words
 
-    def states(self) -> bytes:
+    def states_at_end(self) -> bytes:
         """Returns what a new process begins the next epoch with; empty: the epochs before it."""
+        # What no state has: the first epoch can be made again, from the dataset as it is built.
+        if not self._epochs_before and self.unkept():
+            return b""
+        return self.states()
+
+    def states(self) -> bytes:
+        """Returns the states here; empty: it keeps an iterator that no state has."""
         if live_iterator_in(self._roots()):
             return b""
         return self._states_here()
@@ -557,7 +564,7 @@ class ShardSource:
             batch = self._stream.make(index)
         except StopIteration:
             if persists:
-                return End(self._stream.states())
+                return End(self._stream.states_at_end())
             # Not again for those that were asked for ahead: it may be long.
             is_first = position == self._stream.position
             return End(self._stream.changes(is_end=True) if is_first else b"")
