@@ -193,7 +193,21 @@ def test_an_array_of_zeros_that_is_written_step_by_step_is_no_growth(keeps):
     growth = watch.result(STEPS)
     assert growth is not None
     assert growth.grown_bytes_per_step == pytest.approx(MB, rel=0.2)
-    assert (growth.seen_bytes > 30 * MB) == keeps
+    assert (growth.seen_bytes > 20 * MB) == keeps
+
+
+def test_what_the_first_steps_take_is_no_growth_that_nothing_explains():
+    # As of a model in bfloat16 on a CPU: 62 MB in 20 of 200 steps, and then a little to and fro.
+    used = itertools.chain(range(0, 10 * 6 * MB, 6 * MB), range(60 * MB, 10**9, 50_000))
+    watch = LoopWatch(
+        used=lambda: next(used), asked=iter([0, 10**9]).__next__, clock=iter(range(10**6)).__next__
+    )
+    for number in range(STEPS):
+        watch.look(number)
+    growth = watch.result(STEPS)
+    assert growth is not None
+    assert growth.grown_bytes_per_step == 50_000
+    assert growth.seen_bytes < 2 * MB
 
 
 def test_an_allocators_lumps_are_growth():

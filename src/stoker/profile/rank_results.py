@@ -386,8 +386,8 @@ class LoopGrowth(msgspec.Struct, frozen=True, kw_only=True):
     """How this rank's process grows by its loop, while the steps ran unchanged.
 
     Attributes:
-        seen_bytes: What it grew by meanwhile, in all; without memory that it had asked for before,
-            where nothing is found that keeps it.
+        seen_bytes: What it grew by after a warm-up, in all; without memory that it had asked for
+            before, where nothing is found that keeps it.
     """
 
     grown_bytes_per_step: float

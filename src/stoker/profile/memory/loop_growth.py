@@ -170,7 +170,7 @@ class LoopWatch:
         if grown is None:
             return None
         kept: tuple[KeptObjects, ...] = ()
-        seen = self._looks[-1].written_bytes - self._looks[0].written_bytes
+        seen = self._looks[-1].written_bytes - _after_warm_up(self._looks)[0].written_bytes
         if grown >= _LEAST_GROWN:
             kept = tuple(self._kept(steps, grown))
             if not kept:
@@ -437,7 +437,7 @@ def grown_per_step(looks: Sequence[_Look]) -> float | None:
 
     A median of intervals: what is allocated once is no growth, nor what ends before the last steps.
     """
-    usual = [look for look in looks if look.steps > _WARM_UP_SHARE * looks[-1].steps]
+    usual = _after_warm_up(looks)
     if len(usual) < _LEAST_LOOKS:
         return None
     marks = [usual[place * (len(usual) - 1) // _INTERVALS] for place in range(_INTERVALS + 1)]
@@ -450,6 +450,10 @@ def grown_per_step(looks: Sequence[_Look]) -> float | None:
     if fmean(rates[-_LAST_INTERVALS:]) < _LEAST_LATE * usual_rate:
         return 0.0
     return max(0.0, usual_rate)
+
+
+def _after_warm_up(looks: Sequence[_Look]) -> list[_Look]:
+    return [look for look in looks if look.steps > _WARM_UP_SHARE * looks[-1].steps]
 
 
 class _Names:
