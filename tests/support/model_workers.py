@@ -38,13 +38,15 @@ class ModelWorker:
         is_tolerant: Whether bad samples are left out.
         is_divisible: Whether it makes parts of batches.
         send_seconds: Returns what a part takes to be written.
+        num_steps: Returns in how many steps a sample is made.
     """
 
-    def __init__(self, sock, fates, *, is_tolerant, is_divisible, send_seconds):
+    def __init__(self, sock, fates, *, is_tolerant, is_divisible, send_seconds, num_steps):
         self.pid = os.getpid()
         self.exitcode: int | None = None
         self._is_divisible = is_divisible
         self._send_seconds = send_seconds
+        self._num_steps = num_steps
         self.order: object = None
         self._fates = fates
         self._is_tolerant = is_tolerant
@@ -130,7 +132,8 @@ class ModelWorker:
                 is_part = True
                 break
             self._progress.note(place, 0)
-            yield
+            for _ in range(self._num_steps(indices[place])):
+                yield
             error = left_out.get(place) or self._made(indices[place], place)
             if error is None:
                 samples.append(indices[place])

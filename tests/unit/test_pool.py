@@ -13,8 +13,8 @@ import pytest
 from stoker.feed.wire import codec
 from stoker.feed.wire.protocol import Make, Stream
 from stoker.feed.workers.crashes import LossRules
-from stoker.feed.workers.jobs import WorkerJob
-from stoker.feed.workers.pipe import Collate, Error, PartMade, Pipe, Slot, Up, pack, to_worker
+from stoker.feed.workers.jobs import SplitBatch, WorkerJob
+from stoker.feed.workers.pipe import Error, PartMade, Pipe, Slot, Up, pack, to_worker
 from stoker.feed.workers.pool import FIRST_OVERDUE_SECONDS, WorkerPool, WorkerRole
 from stoker.feed.workers.worker_handle import DEPTH
 
@@ -184,32 +184,36 @@ def test_jobs_of_a_shard_whose_worker_cannot_be_started_are_lost_until_it_is_pin
     assert pool.assign(job(1, shard=1, generation=2)) == []
 
 
-def test_a_batch_that_is_divided_anew_is_made_though_a_worker_has_a_part_of_it_still(children):
+def order_of_two_samples():
     index = codec.pack_value([4, 5], allow_pickle=False)
-    order = Make(session="s", epoch_id=0, batch_number=0, index=index, seed_words=(7,))
+    return Make(session="s", epoch_id=0, batch_number=0, index=index, seed_words=(7,))
+
+
+def test_one_worker_makes_a_batch_of_whose_part_one_died_though_another_has_a_part_still(children):
     rules = LossRules(on_error="skip")
     pool = WorkerPool(children.start, num_workers=2, splits=True, rules=rules)
     with contextlib.closing(pool):
         while pool.num_ready < 2:
             results_of(pool)
-        pool.assign(WorkerJob((0,), order))
+        pool.assign(WorkerJob((0,), order_of_two_samples()))
         slow, dying = children
         assert (slow.next_part(), dying.next_part()) == ((0, 1), (1, 2))
-        # As far as is known no sample is to blame: the batch is divided among both workers again.
         dying.kill()
         while len(children) < 3 or pool.num_ready < 2:
             results_of(pool)
-        fresh = children[-1]
-        assert fresh.next_part() == (0, 1)
-        # This one is of the first division.
         slow.send_part()
         assert results_of(pool) == []
-        assert slow.next_part() == (1, 2)
-        slow.send_part()
-        assert results_of(pool) == []
-        fresh.send_part()
-        assert results_of(pool) == []
-        assert any(isinstance(child.next_order(), Collate) for child in (slow, fresh))
+        # It was ordered before another worker was ready.
+        assert slow.next_order().batch_number == 0
+        slow.answer()
+        assert numbers_of(results_of(pool)) == [0]
+
+
+def test_parts_of_a_batch_that_is_divided_anew_have_other_keys():
+    job = WorkerJob((0,), order_of_two_samples())
+    first, second = (SplitBatch(job, size=2, step=1).next_job() for _ in range(2))
+    assert (first.first, first.last) == (second.first, second.last)
+    assert first.key != second.key
 
 
 class Asked:

@@ -13,7 +13,7 @@ import pytest
 from stoker.feed.wire import codec
 from stoker.feed.wire.protocol import BadSample, BatchPart, Make, Share
 from stoker.feed.workers.crashes import LossRules
-from stoker.feed.workers.jobs import WorkerJob
+from stoker.feed.workers.jobs import SplitBatch, WorkerJob
 from stoker.feed.workers.pipe import MakeAlone
 from stoker.feed.workers.pool import WorkerPool
 from support.model_workers import RAISES, ModelWorker
@@ -26,6 +26,7 @@ class Plan:
     """What happens in one run, all of it drawn from a seed."""
 
     def __init__(self, seed):
+        self.seed = seed
         self.rng = rng = random.Random(seed)
         self.is_tolerant = rng.random() < 0.75
         self.num_workers = rng.randint(1, 4)
@@ -35,7 +36,7 @@ class Plan:
         sizes = [rng.randint(1, largest) for _ in range(rng.choice([2, 4, 8, 24]))]
         numbers = itertools.count()
         self.batches = [[next(numbers) for _ in range(size)] for size in sizes]
-        kinds = [RAISES, RAISES, SEGFAULT, EXIT, KILLED]
+        kinds = rng.choice([[RAISES], [RAISES, RAISES, SEGFAULT, EXIT, KILLED]])
         share = rng.choice([0.0, 0.05, 0.4])
         indices = [index for batch in self.batches for index in batch]
         bad = [index for index in indices if rng.random() < share]
@@ -52,6 +53,8 @@ class Plan:
         self.is_divisible = rng.random() < 0.9
         # Parts may cost more than they give.
         self.send_seconds = rng.choice([0.0, 0.0, 0.01, 0.2])
+        # Samples that take long.
+        self.heavy: set[int] = set()
         # How likely a worker stands still for a while.
         self.stalls = rng.choice([0.0, 0.0, 0.01])
 
@@ -106,6 +109,7 @@ class Run:
         # By number: places of samples that were made for another host.
         self.lent: dict[int, set[int]] = {}
         self.num_turns = 0
+        self._divisions: set[SplitBatch] = set()
         # Until which turn.
         self.stalled: dict[ModelWorker, int] = {}
         rules = LossRules(on_error="skip" if plan.is_tolerant else "raise")
@@ -125,15 +129,22 @@ class Run:
             is_tolerant=plan.is_tolerant,
             is_divisible=plan.is_divisible,
             send_seconds=lambda: self.rng.random() * plan.send_seconds,
+            num_steps=lambda index: 100 if index in plan.heavy else 1,
         )
         self.workers.append(worker)
         return worker
+
+    @property
+    def num_divisions(self):
+        """How often batches of several samples were divided, without what other hosts want."""
+        return len({split for split in self._divisions if split.only is None})
 
     def turn(self):
         while self.waiting and self.pool.room > 0:
             self._take(self.pool.assign(self.waiting.pop(0)))
         self.now += self.rng.choice([0.0, 0.01, 0.1, 3.0 if self.plan.is_late else 0.1])
         self.num_turns += 1
+        self._divisions.update(self.pool._splits)
         for worker in self.workers:
             if self.rng.random() < self.plan.stalls:
                 self.stalled[worker] = self.num_turns + self.rng.randint(1, 60)
@@ -245,23 +256,45 @@ SOAKED = [pytest.param(first, marks=pytest.mark.soak) for first in range(4 * SEE
 @pytest.mark.parametrize("first", [*range(0, 4 * SEEDS, SEEDS), *SOAKED])
 def test_each_job_ends_once_with_its_samples(first):
     for seed in range(first, first + SEEDS):
-        check(seed)
+        check(Plan(seed))
     # The workers' memory has descriptors.
     gc.collect()
 
 
-def check(seed):
-    plan = Plan(seed)
+def test_a_last_batch_of_more_bad_samples_than_workers_is_made():
+    plan = Plan(0)
+    plan.is_tolerant, plan.is_divisible = True, True
+    plan.num_workers, plan.splits = 2, True
+    plan.batches = [[*range(8)]]
+    # Each of them, but for the first one that a worker makes, may fail because of the one before.
+    plan.fates = dict.fromkeys(range(1, 7), RAISES)
+    check(plan)
+
+
+def test_a_batch_that_a_heavy_sample_holds_is_divided_once_where_others_are_bad():
+    plan = Plan(0)
+    plan.is_tolerant, plan.is_divisible = True, True
+    plan.num_workers, plan.splits = 3, True
+    # The first ones show what is usual; the last ones are divided in any case.
+    plan.batches = [[0], [1], [2], [*range(3, 15)], [15], [16], [17]]
+    plan.fates = dict.fromkeys(range(5, 15), RAISES)
+    plan.heavy = {3}
+    run = check(plan)
+    assert run.num_divisions == 1
+
+
+def check(plan):
     run = Run(plan)
     with contextlib.closing(run.pool):
         for _ in range(MAX_TURNS):
             if len(run.results) == len(plan.batches):
                 break
             run.turn()
-        assert run.results == plan.expected(), seed
+        assert run.results == plan.expected(), plan.seed
         # What other hosts asked for may not be made yet.
         run.pool.drop_parts(lambda job: job.key[0] == "lent")
-        assert not run.pool._open, seed
-        assert not run.pool._splits, seed
-        assert not run.pool._searches, seed
+        assert not run.pool._open, plan.seed
+        assert not run.pool._splits, plan.seed
+        assert not run.pool._searches, plan.seed
     assert all(worker.exitcode is not None for worker in run.workers)
+    return run

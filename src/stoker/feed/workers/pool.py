@@ -267,7 +267,7 @@ class WorkerPool:
         if job.order.stream is not None:
             return self._assign_pinned(job)
         is_shared = bool(self._splits) and self._split_with(job) is not None
-        if self._can_split and job.is_whole and not is_shared and self._try_split(job):
+        if self._may_divide(job) and not is_shared and self._try_split(job):
             self._deal()
             return []
         in_time = self._load.workers
@@ -578,6 +578,14 @@ class WorkerPool:
             for worker in self._workers.values():
                 worker.channel.send(pipe.pack(pipe.TrustErrors()))
 
+    def _may_divide(self, job: WorkerJob) -> bool:
+        """Whether a job may be made by several workers.
+
+        Not one of which a worker has died: several would each find a few bad samples of it, and end
+        the batch that all of them make, again and again.
+        """
+        return self._can_split and job.is_whole and job.key not in self._searches
+
     def _try_split(self, job: WorkerJob) -> bool:
         """Divides a job into parts where that is worth it: at the begin of an epoch, and its end.
 
@@ -611,7 +619,7 @@ class WorkerPool:
 
     def _try_split_late(self, job: WorkerJob) -> bool:
         """Has several idle workers make a batch that is late with another one: the first counts."""
-        if not self._can_split or not job.is_whole or self._load.num_idle < 2:
+        if not self._may_divide(job) or self._load.num_idle < 2:
             return False
         split = split_of(job, num_workers=self._load.num_idle)
         if split is None:
@@ -643,8 +651,9 @@ class WorkerPool:
 
     def _share(self, job: WorkerJob, worker: WorkerHandle, place: int) -> None:
         """Has others make a batch from that place on, where that is worth it."""
-        # A part, or answered, or divided already.
-        if not job.is_whole or job.key not in self._open or self._split_with(job) is not None:
+        # Answered, or divided already.
+        is_open = job.key in self._open and self._split_with(job) is None
+        if not (is_open and self._may_divide(job)):
             return
         split = split_of(job, num_workers=max(1, self._load.num_idle), begin=place)
         if split is None:
@@ -661,7 +670,7 @@ class WorkerPool:
         """Divides the batch of one worker; None: none has it, or its samples cannot be divided."""
         for worker in self._load.workers:
             for job in worker.jobs:
-                if is_it(job) and job.is_whole:
+                if is_it(job) and self._may_divide(job):
                     return self._split_behind(worker, job, shares)
         return None
 
@@ -974,8 +983,12 @@ class WorkerPool:
         if split is None or split.is_over:
             return job
         self._close_split(split)
-        # In samples that another host collates it is for that host to search.
-        return split.job if split.only is None else job
+        if split.only is not None:
+            # In samples that another host collates it is for that host to search.
+            return job
+        # From now on it is not divided, also where the worker that began it still makes its part.
+        self._search_of(split.job)
+        return split.job
 
     def _search_of(self, job: WorkerJob) -> LossSearch:
         search = self._searches.get(job.key)
