@@ -15,6 +15,7 @@ import torch
 from torch.utils.data import Dataset
 
 from stoker.feed.lost_samples import ALL_SAMPLES
+from stoker.feed.workers import pool as pool_module
 from stoker.feed.workers import splitting
 from stoker.feed.workers.jobs import SplitBatch
 from stoker.feed.workers.pipe import MakeAlone
@@ -312,6 +313,40 @@ def test_a_sample_that_closes_its_workers_connection_is_left_out(kind, splits, p
     assert [int(row[0]) for row in batch] == [11, 13, 14, 16, 17]
     assert [one[:3] for one in bad] == [(1, "12", "ValueError"), (4, "15", "ProcessDiedError")]
     assert "lost its connection" in bad[1][3]
+
+
+class GoingOn(Deadly):
+    """Its process goes on for long once its connection is closed."""
+
+    def __init__(self, *, is_same_sample):
+        super().__init__((CLOSING,))
+        self.is_same_sample = is_same_sample
+        self.is_closed = False
+
+    def __getitem__(self, index):
+        if self.is_closed:
+            time.sleep(3600)
+        sample = super().__getitem__(index)
+        self.is_closed = index == CLOSING
+        if self.is_closed and self.is_same_sample:
+            time.sleep(3600)
+        return sample
+
+
+@pytest.mark.parametrize("is_same_sample", [False, True])
+@pytest.mark.parametrize(
+    ("on_error", "splits"), [("skip", False), ("skip", True), ("replace", True)]
+)
+def test_a_sample_that_closes_the_connection_of_a_process_that_goes_on_is_left_out(
+    on_error, splits, is_same_sample, parts_made, monkeypatch
+):
+    monkeypatch.setattr(pool_module, "REAP_SECONDS", 0.05)
+    dataset = GoingOn(is_same_sample=is_same_sample)
+    with pool_of(dataset, on_error=on_error, splits=splits) as pool:
+        batch, bad = made(pool, [job(0, [14, CLOSING, 16, 17])])[0]
+    assert [int(row[0]) for row in batch if row[0] < 18] == [14, 16, 17]
+    assert [one[:3] for one in bad] == [(1, "15", "ProcessDiedError")]
+    assert "lost its connection" in bad[0][3]
 
 
 @pytest.mark.parametrize("given", [(14, 15, 16), [torch.tensor(14), np.int64(15)]])

@@ -21,6 +21,7 @@ from stoker.feed.workers.crashes import LossRules
 from stoker.feed.workers.jobs import WorkerJob
 from stoker.feed.workers.pool import WorkerPool
 from stoker.feed.workers.worker import worker_main
+from stoker.feed.workers.worker_handle import OwnChild
 
 SECONDS = 150
 
@@ -61,7 +62,7 @@ def pool_of(
         told = {"worker_id": role.number, "num_workers": 16, "base_seed": 0, "seeding": seeding}
         child = context.Process(target=worker_main, args=(sock, spec), kwargs=told)
         child.start()
-        return child
+        return OwnChild(child)
 
     rules = LossRules(on_error=hosts_on_error or on_error, timeout_seconds=timeout)
     pool = WorkerPool(start, num_workers=num_workers, rules=rules, splits=splits)

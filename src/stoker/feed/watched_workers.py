@@ -54,7 +54,7 @@ from stoker.feed.workers.jobs import Result, WorkerJob
 from stoker.feed.workers.pool import Maker, WorkerPool, WorkerRole
 from stoker.feed.workers.stacks import words_of
 from stoker.feed.workers.worker import worker_main
-from stoker.feed.workers.worker_handle import ChildProcess
+from stoker.feed.workers.worker_handle import ChildProcess, OwnChild
 from stoker.host.processes import start_to_last
 from stoker.logs import EventName, Log
 from stoker.pending_error import PendingError
@@ -128,7 +128,7 @@ class WatchedLoader:
             )
             # A child ends with the thread that started it.
             start_to_last(child.start)
-            return cast("ChildProcess", child)
+            return OwnChild(child)
 
         return WorkerPool(
             start,

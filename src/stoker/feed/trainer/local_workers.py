@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
-from typing import cast
 
 import msgspec
 import torch.multiprocessing
@@ -22,7 +21,7 @@ from stoker.feed.workers.jobs import Result, WorkerJob
 from stoker.feed.workers.pool import Maker, WorkerPool, WorkerRole
 from stoker.feed.workers.splitting import Splits, splits_of
 from stoker.feed.workers.worker import worker_main
-from stoker.feed.workers.worker_handle import ChildProcess
+from stoker.feed.workers.worker_handle import ChildProcess, OwnChild
 from stoker.host.processes import start_to_last
 
 _HURRY_SECONDS = 1.0
@@ -87,7 +86,7 @@ class ChildStarter:
         )
         # The I/O thread restarts workers, and a child ends with the thread that started it.
         start_to_last(child.start)
-        return cast("ChildProcess", child)
+        return OwnChild(child)
 
 
 class LocalWorkers:

@@ -886,20 +886,27 @@ class WorkerPool:
         with contextlib.suppress(Exception):
             # Its connection ends a moment before its process does.
             worker.process.join(REAP_SECONDS)
-        if worker.process.exitcode is None:
+        at = worker.at
+        is_cut = worker.process.exitcode is None
+        if is_cut:
             # It has closed its connection and still runs, or its status is unknown.
             stop_all([worker.process])
-        how = describe_exit(worker.process.exitcode, kills_before=worker.kills_before)
+        status = worker.process.exitcode
+        if is_cut and not failure and worker.hung_at is None and status == -signal.SIGKILL:
+            # As if it had noticed that itself, behind its batch.
+            status = pipe.DISCONNECTED
+            at = at if worker.makes_alone else None
+        how = describe_exit(status, kills_before=worker.kills_before)
         if worker.last_words:
             how += f": {worker.last_words}"
         if worker.hung_at is not None:
             how = f"took more than {self._rules.timeout_seconds:g} s for one sample"
         self.last_death = failure or f"data worker {worker.number} {how}"
         death = WorkerDeath(
-            at=worker.at,
+            at=at,
             words=failure or how,
             # What a process sends is its own doing.
-            status=None if nonsense else worker.process.exitcode,
+            status=None if nonsense else status,
             is_hanging=worker.hung_at is not None,
             is_nonsense=bool(nonsense),
             failed=tuple(worker.failed),
@@ -967,8 +974,7 @@ class WorkerPool:
         """Starts another worker in place of a dead one, unless too many died in a row."""
         # A sample may be to blame, and is left out then, or is searched for.
         is_no_fault = death.is_on_purpose or (self._rules.is_tolerant and death.is_samples)
-        if worker.jobs and isinstance(worker.jobs[0].again, pipe.MakeAlone):
-            is_no_fault = True
+        is_no_fault = is_no_fault or worker.makes_alone
         deaths = worker.deaths_in_a_row + (not is_no_fault)
         if self._is_closed or deaths >= MAX_DEATHS_IN_A_ROW:
             return

@@ -3,9 +3,11 @@
 import math
 import mmap
 import os
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from multiprocessing.process import BaseProcess
 from typing import Protocol
 
 import numpy as np
@@ -21,6 +23,7 @@ from stoker.host import machine
 
 # The job that a worker makes, and the next: else it waits for the event loop (0.4 ms per batch).
 DEPTH = 2
+_LOOK_SECONDS = 0.002
 
 
 class ChildProcess(Protocol):
@@ -30,6 +33,30 @@ class ChildProcess(Protocol):
     def exitcode(self) -> int | None: ...
     def kill(self) -> None: ...
     def join(self, timeout: float | None = None) -> None: ...
+
+
+class OwnChild:
+    """A child of multiprocessing's, for whose end is waited no longer than is said.
+
+    Its own `join` takes descriptors that a sample has closed for the end of its process, and then
+    waits for that without a limit.
+    """
+
+    def __init__(self, process: BaseProcess) -> None:
+        self._process = process
+
+    @property
+    def exitcode(self) -> int | None:
+        return self._process.exitcode
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def join(self, timeout: float | None = None) -> None:
+        """Looks whether it has ended until it has, or for that many seconds."""
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        while self._process.exitcode is None and time.monotonic() < deadline:
+            time.sleep(_LOOK_SECONDS)
 
 
 @dataclass(eq=False)
@@ -109,6 +136,11 @@ class WorkerHandle:
     def has_parts(self) -> bool:
         """Whether it makes a part of a batch, for a moment only."""
         return any(job.split and not job.split.is_over for job in self.jobs)
+
+    @property
+    def makes_alone(self) -> bool:
+        """Whether its first job only shows whether a process survives some samples."""
+        return bool(self.jobs) and isinstance(self.jobs[0].again, pipe.MakeAlone)
 
     @property
     def generation(self) -> int:
