@@ -20,6 +20,7 @@ from stoker.feed.doubts import ErrorTrust, FailedSamples
 from stoker.feed.lost_samples import LostSample
 from stoker.feed.placement import placed_iterator
 from stoker.feed.timeline import Timeline
+from stoker.feed.workers import splitting
 from stoker.records import FeedSettings
 from support.bad_sample_rows import rows_of
 from support.loss_pools import job, made, pool_of
@@ -97,6 +98,35 @@ def test_only_samples_that_fail_by_themselves_are_bad(kind, workers, splits, on_
     with pool_of(dataset, num_workers=workers, on_error=on_error, splits=splits) as pool:
         assert made(pool, jobs()) == expected
         assert pool.num_alive == workers
+
+
+class Locking(Connection):
+    """Its bad samples keep a lock: a later one of their process would wait for ever, or crash."""
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if self.is_broken:
+            faulthandler.disable()
+            os.kill(os.getpid(), signal.SIGSEGV)
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize(
+    ("workers", "splits", "orders"),
+    [
+        # The trial of the second batch's first sample keeps the lock as well.
+        (1, False, [[5, 3], [4, 6]]),
+        # Whoever has made the first sample as a part dies of the next part.
+        (2, True, [[3, 5, 6, 7, 8, 9]]),
+    ],
+)
+def test_samples_that_crash_only_behind_bad_ones_are_good(workers, splits, orders, monkeypatch):
+    monkeypatch.setattr(splitting, "MIN_SPLIT_SECONDS", 0.0)
+    monkeypatch.setattr(splitting, "_MIN_GAIN", 0.0)
+    each = [job(number, indices) for number, indices in enumerate(orders)]
+    with pool_of(Connection(is_left_broken=False), num_workers=1) as pool:
+        expected = made(pool, each)
+    with pool_of(Locking(is_left_broken=True), num_workers=workers, splits=splits) as pool:
+        assert made(pool, each) == expected
 
 
 def test_a_worker_that_is_replaced_on_purpose_never_counts_as_dead():

@@ -318,8 +318,12 @@ class LossSearch:
         return self._halve()
 
     def _again(self) -> WorkerJob:
-        """Returns the job for the batch, without the samples that are to blame."""
-        if not self._lost and not self._is_one_by_one:
+        """Returns the job for the batch, without the samples that are to blame.
+
+        One worker makes all of it: in parts a sample would not be known as bad to whoever dies of
+        what it has left broken.
+        """
+        if not (self._rules.is_tolerant or self._lost or self._is_one_by_one):
             return self._job
         order = self._job.order
         return self._asked(pipe.MakeAgain(order, list(self._lost), self._is_one_by_one))

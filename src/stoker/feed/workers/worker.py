@@ -489,6 +489,7 @@ class IndexedSource:
         """Returns the batch without the samples that no process survives."""
         if self._init_error is not None:
             return self._init_error
+        self._end_if_spoilt()
         maker = self._maker
         order = again.order
         maker.at = None
@@ -505,9 +506,7 @@ class IndexedSource:
     def make_alone(self, alone: MakeAlone) -> None:
         if self._init_error is not None:
             return
-        if self._failed.has_failed_before:
-            # What a sample does behind others shows nothing of it.
-            self._slots.fitness.end_doubted([], None)
+        self._end_if_spoilt()
         maker = self._maker
         order = alone.order
         index = codec.unpack_value(order.index, allow_pickle=True)
@@ -523,6 +522,11 @@ class IndexedSource:
         self._is_trying = False
         self.progress.note(NO_SAMPLE, 0)
         time.sleep(alone.wait_seconds)
+
+    def _end_if_spoilt(self) -> None:
+        """Has another process do this if samples have failed here: behind them it shows nothing."""
+        if self._failed.has_failed_before:
+            self._slots.fitness.end_doubted([], None)
 
     def _look_after(self, err: BaseException, place: int, attempt: int) -> None:
         """Looks at what a bad sample has done to this process.
