@@ -108,12 +108,14 @@ class ModelWorker:
         match order:
             case pipe.Collate(make, parts):
                 yield from self._collate(make, parts)
-            case pipe.MakeAlone():
-                yield from self._alone(order)
             case pipe.MakePart() if not self._is_divisible:
                 self._send(pipe.Unsplittable())
             case pipe.MakePart(make, first, last):
                 yield from self._make(make, first, last)
+            case pipe.MakeAgain() | pipe.MakeAlone() if self._failed.has_failed_before:
+                self._end_doubted([], None)
+            case pipe.MakeAlone():
+                yield from self._alone(order)
             case pipe.MakeAgain(make, lost):
                 yield from self._make(make, 0, None, lost=lost)
             case _:
@@ -177,8 +179,6 @@ class ModelWorker:
         raise EndedError(pipe.DOUBTED)
 
     def _alone(self, order):
-        if self._failed.has_failed_before:
-            self._end_doubted([], None)
         indices = indices_of(order.order)
         lost = {one.place for one in order.lost}
         for place in range(order.first, order.last or len(indices)):
