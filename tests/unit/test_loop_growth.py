@@ -197,7 +197,7 @@ def test_an_array_of_zeros_that_is_written_step_by_step_is_no_growth(keeps):
 
 
 def test_what_the_first_steps_take_is_no_growth_that_nothing_explains():
-    # As of a model in bfloat16 on a CPU: 62 MB in 20 of 200 steps, and then a little to and fro.
+    # As of a model in bfloat16 on a CPU: 62 MB in 20 of 200 steps, and then a little up and down.
     used = itertools.chain(range(0, 10 * 6 * MB, 6 * MB), range(60 * MB, 10**9, 50_000))
     watch = LoopWatch(
         used=lambda: next(used), asked=iter([0, 10**9]).__next__, clock=iter(range(10**6)).__next__
