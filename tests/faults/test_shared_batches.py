@@ -74,7 +74,8 @@ def host_of(cluster, folder, index):
 def test_batches_that_several_hosts_make_are_the_same_bytes(sharing, batch_size):
     # Of the larger ones, two samples each draw in a row.
     options = {"epochs": 3, "batch_size": batch_size}
-    trainer = started(sharing, sample_seconds=0.01, **options)
+    # So long that no host makes all of a batch while the others stand still for a moment.
+    trainer = started(sharing, sample_seconds=0.04, **options)
     assert trainer.finish() == reference(script=SCRIPT, **options)
     # The first epoch may have begun before all hosts were ready.
     assert len(shared_samples(trainer)) >= 2
