@@ -139,9 +139,21 @@ class Run:
         """How often batches of several samples were divided, without what other hosts want."""
         return len({split for split in self._divisions if split.only is None})
 
-    def turn(self):
+    def workers_that_have(self, number):
+        """Returns the workers that were given a whole batch, and have not begun it."""
+        key = (0, number)
+        return [
+            each.process
+            for each in self.pool._workers.values()
+            if any(job.key == key for job in [*each.jobs][each._has_begun :])
+        ]
+
+    def assign(self):
         while self.waiting and self.pool.room > 0:
             self._take(self.pool.assign(self.waiting.pop(0)))
+
+    def turn(self):
+        self.assign()
         self.now += self.rng.choice([0.0, 0.01, 0.1, 3.0 if self.plan.is_late else 0.1])
         self.num_turns += 1
         self._divisions.update(self.pool._splits)
@@ -281,6 +293,30 @@ def test_a_batch_that_a_heavy_sample_holds_is_divided_once_where_others_are_bad(
     plan.heavy = {3}
     run = check(plan)
     assert run.num_divisions == 1
+
+
+def test_a_batch_that_is_there_is_not_shared_out_though_a_worker_has_it_still():
+    plan = Plan(0)
+    plan.is_tolerant, plan.is_divisible, plan.fates = True, True, {}
+    plan.num_workers, plan.splits, plan.is_late = 3, True, False
+    # The first ones, and the last ones, are divided in any case.
+    plan.batches = [[0], [1], [2], [*range(3, 15)], [15], [16], [17]]
+    run = Run(plan)
+    with contextlib.closing(run.pool):
+        while 3 not in run.results:
+            run.assign()
+            run.stalled = run.stalled or dict.fromkeys(run.workers_that_have(3), MAX_TURNS)
+            run.turn()
+        assert run.workers_that_have(3)
+        shares = Share(
+            session="s", epoch_id=0, batch_number=3, part_samples=2, elsewhere=((6, 12),)
+        )
+        run.pool.share_out(lambda job: job.key == (0, 3), shares)
+        assert not any(split.job.key == (0, 3) for split in run.pool._splits)
+        # It answers nothing twice, either.
+        while len(run.results) < len(plan.batches):
+            run.turn()
+    assert run.results == plan.expected()
 
 
 def check(plan):

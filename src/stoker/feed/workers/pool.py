@@ -670,7 +670,9 @@ class WorkerPool:
         """Divides the batch of one worker; None: none has it, or its samples cannot be divided."""
         for worker in self._load.workers:
             for job in worker.jobs:
-                if is_it(job) and self._may_divide(job):
+                # A worker may have been late with it: another one has answered.
+                is_open = job.key in self._open
+                if is_it(job) and is_open and self._may_divide(job):
                     return self._split_behind(worker, job, shares)
         return None
 
