@@ -193,7 +193,8 @@ def test_an_array_of_zeros_that_is_written_step_by_step_is_no_growth(keeps):
     growth = watch.result(STEPS)
     assert growth is not None
     assert growth.grown_bytes_per_step == pytest.approx(MB, rel=0.2)
-    assert (growth.seen_bytes > 20 * MB) == keeps
+    # Without the first third of the steps.
+    assert (growth.seen_bytes > 10 * MB) == keeps
 
 
 def test_what_the_first_steps_take_is_no_growth_that_nothing_explains():
