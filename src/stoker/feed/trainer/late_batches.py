@@ -8,15 +8,15 @@ no ready worker has it, `feed.start_deadline_seconds` counts.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from stoker.environment import ProcessSettings
 from stoker.errors import FeedLostError
 from stoker.feed.trainer.links import AgentLink
+from stoker.feed.trainer.local_workers import LocalWorkers
 from stoker.feed.trainer.scheduler import Peer
 from stoker.feed.trainer.session import LOCAL, FeedSession, HeadMaker, Inquiry, SharedState
 from stoker.feed.wire import protocol
-from stoker.feed.workers.pool import Maker
 from stoker.feed.workers.stacks import words_of
 from stoker.logs import EventName
 
@@ -191,8 +191,7 @@ class LateBatches:
     ) -> HeadMaker | None:
         batch_number = session.schedule.head
         if peer == LOCAL and session.local is not None:
-            makers = session.local.makers(batch_number, session.epoch_id)
-            return _local_maker(makers, now)
+            return _local_maker(session.local, batch_number, session.epoch_id, now=now)
         heard = session.makers.get(peer)
         if heard is not None and now - heard.heard_at < _FRESH_SECONDS:
             return heard
@@ -235,9 +234,10 @@ class LateBatches:
         )
 
 
-def _local_maker(makers: Sequence[Maker], now: float) -> HeadMaker:
+def _local_maker(local: LocalWorkers, batch_number: int, epoch_id: int, *, now: float) -> HeadMaker:
+    makers = local.makers(batch_number, epoch_id)
     if not makers:
-        return HeadMaker(heard_at=now)
+        return HeadMaker(heard_at=now, stacks=local.starting_stacks())
     return HeadMaker(
         heard_at=now,
         begun_at=now - makers[0].seconds,

@@ -55,7 +55,7 @@ class HeadMaker:
         heard_at: When that was so.
         begun_at: Since when a worker that was ready has it; None: none has it.
         workers: Those that have it.
-        stacks: Of the worker that has it for longest (see workers.stacks).
+        stacks: Of the worker that has it for longest (see workers.stacks), or of one that starts.
         sample: The one that this worker makes.
         is_silent: The host has not answered, and `begun_at` is when it was asked for the batch.
     """
