@@ -262,6 +262,15 @@ def value_of(result):
 
 
 SEEDS = 40
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left():
+    """The workers' memory has descriptors, and their steps know them."""
+    yield
+    gc.collect()
+
+
 SOAKED = [pytest.param(first, marks=pytest.mark.soak) for first in range(4 * SEEDS, 8000, SEEDS)]
 
 
@@ -269,8 +278,6 @@ SOAKED = [pytest.param(first, marks=pytest.mark.soak) for first in range(4 * SEE
 def test_each_job_ends_once_with_its_samples(first):
     for seed in range(first, first + SEEDS):
         check(Plan(seed))
-    # The workers' memory has descriptors.
-    gc.collect()
 
 
 def test_a_last_batch_of_more_bad_samples_than_workers_is_made():
