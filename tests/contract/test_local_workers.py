@@ -1,7 +1,9 @@
 """Children of a trainer make batches in the feed's pool."""
 
+import multiprocessing
 import os
 import select
+import signal
 import threading
 import time
 import weakref
@@ -11,6 +13,7 @@ from stoker.feed.trainer.local_workers import ChildStarter, LocalWorkers
 from stoker.feed.wire.codec import pack_value
 from stoker.feed.wire.dataset import DatasetSpec, pack_spec
 from stoker.feed.wire.protocol import Make
+from stoker.feed.workers.worker_handle import OwnChild
 
 MAX_SECONDS = 150.0
 
@@ -89,3 +92,16 @@ def test_modules_are_looked_at_once_before_workers_are_forked():
     workers_of(Whose(), []).close()
     # Of a fork this process would have heard nothing.
     assert vars(module_generators())["_num_modules"] > 0
+
+
+def test_a_child_that_ends_where_the_script_ignores_sigchld_is_not_waited_for():
+    # Its exit code is never known then.
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        process = multiprocessing.get_context("fork").Process(target=os.getpid)
+        process.start()
+        child = OwnChild(process)
+        child.join()
+        assert child.exitcode is None
+    finally:
+        signal.signal(signal.SIGCHLD, before)

@@ -55,8 +55,18 @@ class OwnChild:
     def join(self, timeout: float | None = None) -> None:
         """Looks whether it has ended until it has, or for that many seconds."""
         deadline = math.inf if timeout is None else time.monotonic() + timeout
-        while self._process.exitcode is None and time.monotonic() < deadline:
+        while self._is_there() and time.monotonic() < deadline:
             time.sleep(_LOOK_SECONDS)
+
+    def _is_there(self) -> bool:
+        """Whether it runs; without an exit code where the script ignores SIGCHLD."""
+        if self._process.exitcode is not None or self._process.pid is None:
+            return False
+        try:
+            os.kill(self._process.pid, 0)
+        except ProcessLookupError:
+            return False
+        return True
 
 
 @dataclass(eq=False)
