@@ -586,6 +586,14 @@ class WorkerPool:
         """
         return self._can_split and job.is_whole and job.key not in self._searches
 
+    def _may_divide_begun(self, job: WorkerJob) -> bool:
+        """Whether others may make a part of what a worker has: it is not divided or answered yet.
+
+        Another worker answers what this one is late with.
+        """
+        is_open = job.key in self._open and self._split_with(job) is None
+        return is_open and self._may_divide(job)
+
     def _try_split(self, job: WorkerJob) -> bool:
         """Divides a job into parts where that is worth it: at the begin of an epoch, and its end.
 
@@ -651,9 +659,7 @@ class WorkerPool:
 
     def _share(self, job: WorkerJob, worker: WorkerHandle, place: int) -> None:
         """Has others make a batch from that place on, where that is worth it."""
-        # Answered, or divided already.
-        is_open = job.key in self._open and self._split_with(job) is None
-        if not (is_open and self._may_divide(job)):
+        if not self._may_divide_begun(job):
             return
         split = split_of(job, num_workers=max(1, self._load.num_idle), begin=place)
         if split is None:
@@ -670,9 +676,7 @@ class WorkerPool:
         """Divides the batch of one worker; None: none has it, or its samples cannot be divided."""
         for worker in self._load.workers:
             for job in worker.jobs:
-                # A worker may have been late with it: another one has answered.
-                is_open = job.key in self._open
-                if is_it(job) and is_open and self._may_divide(job):
+                if is_it(job) and self._may_divide_begun(job):
                     return self._split_behind(worker, job, shares)
         return None
 
@@ -885,16 +889,9 @@ class WorkerPool:
     def _mark_dead(self, fileno: int, worker: WorkerHandle, nonsense: str) -> list[Result]:
         failure = nonsense or worker.channel.failure
         worker.channel.close()
-        with contextlib.suppress(Exception):
-            # Its connection ends a moment before its process does.
-            worker.process.join(REAP_SECONDS)
+        status, is_cut = self._reap(worker)
         at = worker.at
-        is_cut = worker.process.exitcode is None
-        if is_cut:
-            # It has closed its connection and still runs, or its status is unknown.
-            stop_all([worker.process])
-        status = worker.process.exitcode
-        if is_cut and not failure and worker.hung_at is None and status == -signal.SIGKILL:
+        if is_cut and not failure and worker.hung_at is None:
             # As if it had noticed that itself, behind its batch.
             status = pipe.DISCONNECTED
             at = at if worker.makes_alone else None
@@ -927,6 +924,21 @@ class WorkerPool:
         if self._on_death is not None and not self._is_closed:
             self._on_death(self.last_death)
         return self._lost_of(lost, worker.number)
+
+    def _reap(self, worker: WorkerHandle) -> tuple[int | None, bool]:
+        """Returns the exit code of a worker whose connection has ended; None: it is not known.
+
+        And whether its process had to be killed here: it had closed its connection, and ran on.
+        """
+        with contextlib.suppress(Exception):
+            # Its connection ends a moment before its process does.
+            worker.process.join(REAP_SECONDS)
+        status = worker.process.exitcode
+        if status is not None:
+            return status, False
+        stop_all([worker.process])
+        status = worker.process.exitcode
+        return status, status == -signal.SIGKILL
 
     def kill_hanging(self) -> None:
         """Kills workers whose sample takes too long, if it may be: their end comes as any other."""
