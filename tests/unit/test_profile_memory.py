@@ -15,6 +15,7 @@ import torch
 from stoker.host import machine, memory_usage
 from stoker.host.memory_usage import (
     ProcessMemory,
+    asked_bytes,
     give_back_freed,
     paging,
     process_memory,
@@ -62,6 +63,19 @@ def test_memory_that_glibc_keeps_after_it_was_freed_is_given_back():
     held.clear()
     give_back_freed()
     assert written_bytes() < before - 30 * MB
+    assert last
+
+
+def test_memory_that_glibc_kept_is_asked_for_when_it_is_taken_again():
+    # As above: the last one keeps the heap as large as it was.
+    held = [bytearray(b"1") * 100_000 for _ in range(400)]
+    last = held.pop()
+    before = asked_bytes()
+    held.clear()
+    freed = asked_bytes()
+    held = [bytearray(b"1") * 100_000 for _ in range(400)]
+    assert freed < before - 30 * MB
+    assert asked_bytes() > freed + 30 * MB
     assert last
 
 

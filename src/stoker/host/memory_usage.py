@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from stoker.host import machine
 
@@ -129,13 +130,30 @@ def written_bytes(pid: int | None = None) -> int:
     return sum(sizes.get(name, 0) for name in ("RssAnon:", "RssShmem:", "VmSwap:")) * _KIB
 
 
+class _MallocFigures(ctypes.Structure):
+    """What `mallinfo2` of glibc tells: ten sizes, of which the ninth is free."""
+
+    _fields_: ClassVar = [("before", ctypes.c_size_t * 8), ("free", ctypes.c_size_t * 2)]
+
+
 def asked_bytes() -> int:
-    """Returns the memory that this process has asked the kernel for, written or not; takes 0.05 ms.
+    """Returns the memory that this process has asked for and not freed, written or not.
 
     An array of zeros has all of its memory from the beginning, and its pages as they are written.
+    What was freed and glibc keeps is left out, from glibc 2.33 on. Takes 0.05 ms, and more where
+    glibc keeps many pieces.
     """
     sizes = dict(_pairs(_OWN_STATUS))
-    return sum(sizes.get(name, 0) for name in ("VmData:", "RssShmem:")) * _KIB
+    reserved = sum(sizes.get(name, 0) for name in ("VmData:", "RssShmem:")) * _KIB
+    return reserved - _free_in_malloc()
+
+
+def _free_in_malloc() -> int:
+    mallinfo = getattr(ctypes.CDLL(None), "mallinfo2", None)
+    if mallinfo is None:
+        return 0
+    mallinfo.restype = _MallocFigures
+    return int(mallinfo().free[0])
 
 
 def give_back_freed() -> None:

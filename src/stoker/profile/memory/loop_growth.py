@@ -141,6 +141,8 @@ class LoopWatch:
         self._due_at = now + _EVERY_SECONDS
         if not self._looks:
             self._began_at = steps
+            # What was freed before would be taken for what these steps add, and free again.
+            self._give_back()
             self._asked_before = self._asked()
             # Shorter ones count as empty: most collections of a process are.
             lengths = ((id(kept), _length(kept)) for kept in _collections())
