@@ -129,6 +129,36 @@ def test_samples_that_crash_only_behind_bad_ones_are_good(workers, splits, order
         assert made(pool, each) == expected
 
 
+class LockingInOneCall(Locking):
+    """The last sample of its call closes the worker's connection, and is bad by that."""
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        sample = super().__getitem__(index)
+        if index == 9:
+            os.closerange(3, 1000)
+        return sample
+
+    def __getitems__(self, indices: list[int]) -> list[torch.Tensor]:
+        return [self[index] for index in reversed(indices)][::-1]
+
+
+class LockingAtOne(LockingInOneCall):
+    """Of the samples behind a bad one the last one waits for its lock, and others fail."""
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if self.is_broken and index != 9:
+            raise RuntimeError("current transaction is aborted")
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("kind", [LockingInOneCall, LockingAtOne])
+def test_samples_that_crash_in_a_search_only_behind_bad_ones_are_good(kind):
+    # All are made one by one, as it is not known which one of the call has closed the connection.
+    with pool_of(kind(is_left_broken=True), num_workers=1) as pool:
+        _, bad = made(pool, [job(0, [3, 8, 9])])[0]
+    assert [one[:3] for one in bad] == [(0, "3", "ValueError"), (2, "9", "ProcessDiedError")]
+
+
 def test_a_worker_that_is_replaced_on_purpose_never_counts_as_dead():
     bad = (0, 1, 3, 4)
     one = [job(0, range(6))]

@@ -535,10 +535,14 @@ class IndexedSource:
         have made it fail.
         """
         sample = lost_sample(err, place=place, attempt=attempt)
-        if not self._is_trying and self._failed.is_doubtful(sample):
+        is_doubtful = self._failed.is_doubtful(sample)
+        if is_doubtful and not self._is_trying:
             self._slots.fitness.end_doubted(self._failed.of_order, sample)
         self._failed.add(sample)
-        if not self._is_trying:
+        if self._is_trying:
+            # It was fit before this sample; what is no longer cannot send what is next.
+            self._slots.fitness.check()
+        if not is_doubtful:
             self._slots.fitness.note_failed(sample)
         changes = self._changes()
         if changes:
