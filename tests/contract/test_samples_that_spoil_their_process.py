@@ -23,6 +23,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
+from stoker.feed.workers import splitting
 from stoker.feed.workers.crashes import LossRules, LossSearch, WorkerDeath
 from stoker.feed.workers.pipe import MakeAgain, MakeAlone
 from stoker.feed.workers.progress import SamplePlace
@@ -290,6 +291,20 @@ def test_several_of_one_batch_are_left_out(what):
         results = made(pool, jobs())
     assert batches_of(results) == batches_of(expected)
     assert [index for _, index, _, _ in bad_of(results)] == ["13", "15", "16"]
+
+
+def test_a_worker_that_is_unfit_at_the_end_of_a_part_ends_without_a_traceback(monkeypatch, capfd):
+    monkeypatch.setattr(splitting, "MIN_SPLIT_SECONDS", 0.0)
+    monkeypatch.setattr(splitting, "_MIN_GAIN", 0.0)
+    strike, words = UNFIT["files"]
+    one = [job(0, range(12, 18))]
+    with pool_of(Spoiling(), num_workers=2) as pool:
+        ((expected, _),) = made(pool, one).values()
+    with pool_of(Spoiling(strike, is_raising=False), num_workers=2, splits=True) as pool:
+        ((batch, ((_, index, _, text, _),)),) = made(pool, one).values()
+    assert (batch, index) == (expected, str(MARKED))
+    assert words in text
+    assert "Traceback" not in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("what", UNFIT)

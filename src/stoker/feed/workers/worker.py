@@ -262,6 +262,8 @@ def _answer_to(
         if not isinstance(reply, EncodedSamples):
             yield reply, ()
             return
+        # Its memory is a file, which a sample may have left no room for.
+        slots.fitness.check()
         memory = stack.enter_context(memory_of(reply.encoded))
         part_made = PartMade(
             reply.num_samples,
