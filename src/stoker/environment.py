@@ -328,6 +328,11 @@ class ProcessSettings(RunEnvironment):
     local_rank: Annotated[int, Variable("LOCAL_RANK")] = 0
     local_world_size: Annotated[int, Variable("LOCAL_WORLD_SIZE")] = 1
 
+    @property
+    def is_first_of_host(self) -> bool:
+        """Whether this rank says what is so for all of its host."""
+        return self.rank % max(1, self.local_world_size) == 0
+
 
 def from_environment(environ: Mapping[str, str] = os.environ) -> ProcessSettings:
     """Reads STOKER_* and torchrun's variables; raises UsageError if one is malformed."""

@@ -236,18 +236,23 @@ def test_data_workers_without_a_shard_are_told_of_once():
     assert "3 of 4 data workers have nothing to do" in alone.log.getvalue()
 
 
-@pytest.mark.parametrize(("max_bytes", "is_small"), [(10, True), (4000, False), (None, False)])
-def test_a_feed_whose_memory_holds_no_batch_says_so_once(max_bytes, is_small):
+@pytest.mark.parametrize(
+    ("max_bytes", "rank", "is_said"),
+    [(10, 0, True), (10, 1, False), (10, 2, True), (4000, 0, False), (None, 0, False)],
+)
+def test_a_feed_whose_memory_holds_no_batch_says_so_once_a_host(max_bytes, rank, is_said):
     alone = Alone(comes_back=False, max_bytes=max_bytes)
+    asking = alone._asking
+    asking._settings = dataclasses.replace(asking._settings, rank=rank, local_world_size=2)
     schedule = BatchScheduler(max_bytes=max_bytes or 1 << 20)
     session = FeedSession("s", lock=threading.Lock(), wake=lambda: None, schedule=schedule)
-    alone._asking.ask(session, 0.0)
+    asking.ask(session, 0.0)
     schedule._sizes.append(4000)
     schedule._batch_bytes = 4000
     for _ in range(3):
-        alone._asking.ask(session, 0.0)
-    assert alone.log.getvalue().count("max_bytes_small") == is_small
-    if is_small:
+        asking.ask(session, 0.0)
+    assert alone.log.getvalue().count("max_bytes_small") == is_said
+    if is_said:
         assert "feed.max_bytes (10 B) holds no batch" in alone.log.getvalue()
 
 

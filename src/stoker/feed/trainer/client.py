@@ -367,12 +367,14 @@ class Requester:
         if batch_bytes <= session.max_bytes:
             return
         self._has_warned_of_bytes = True
+        # One rank says it for all of its host.
+        if not self._settings.is_first_of_host:
+            return
         workers = sum(link.member.workers for link in self._links.values())
         needed = 2 * max(1, workers) * batch_bytes * self._settings.local_world_size
         limit, one, enough = map(units.size, (max_bytes, batch_bytes, needed))
         self._shared.log.event(
             EventName.MAX_BYTES_SMALL,
-            rank=self._settings.rank,
             text=f"feed.max_bytes ({limit}) holds no batch for each rank of this host: one has "
             f"{one}, and is made only when the one before is taken; set it to {enough}, two "
             "batches for each worker, or leave it out",
@@ -655,8 +657,7 @@ class IoThread:
             self._shared.memory_share = self._guard.share
             self._pool.keep_at_most(int(MAX_IDLE_BYTES * self._guard.share))
         # One rank says it for all of its host.
-        is_first = self._settings.rank % max(1, self._settings.local_world_size) == 0
-        if words and is_first:
+        if words and self._settings.is_first_of_host:
             self._shared.log.event(EventName.MEMORY_SHORT, text=words)
 
     def _tick_session(self, session: FeedSession, now: float) -> None:
