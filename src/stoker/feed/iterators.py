@@ -31,6 +31,7 @@ from stoker.feed.changes import making
 from stoker.feed.compared_values import ComparedValues, is_of_states
 from stoker.feed.data_worker import hide_worker, is_worker
 from stoker.feed.foreign_loaders import reach_of
+from stoker.feed.interrupts import is_of_signal_handler
 from stoker.feed.kept_values import KeptValues
 from stoker.feed.loader_state import note_shared, say_unused, seeding_of, values_before
 from stoker.feed.module_generators import know_modules
@@ -531,6 +532,8 @@ def next_index(indices: Iterator[Numbered], end: PendingError) -> Numbered | Non
         # A new one: the traceback of the original would keep the iterator.
         end.keep(StopIteration())
     except Exception as err:
+        if is_of_signal_handler(err):
+            raise
         # Not yet: without workers the sampler would be asked when the loop is there.
         end.keep(err)
     return None

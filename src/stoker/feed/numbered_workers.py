@@ -55,6 +55,11 @@ class AheadIterator(_MultiProcessingDataLoaderIter):
         self.pending.append(numbered)
         return numbered.index if self._epoch.seeding == "torch" else numbered
 
+    @property
+    def num_taken(self) -> int:
+        """Batches that came, also as what their worker raised."""
+        return int(self._rcvd_idx)
+
     def take(self) -> object:
         """Returns the next batch; raises what its worker or the sampler raised for it."""
         if not self.pending and not self.error.is_there:
@@ -62,10 +67,13 @@ class AheadIterator(_MultiProcessingDataLoaderIter):
             self._try_put_index()
         if not self.pending:
             raise self.error.take()
+        num_before = self.num_taken
         try:
             return self._next_data()  # type: ignore[no-untyped-call]
         finally:
-            self.pending.popleft()
+            # None has come where a timeout ended the wait for it, or a signal's handler raised.
+            for _ in range(num_before, self.num_taken):
+                self.pending.popleft()
 
     def take_back(self) -> Iterator[Numbered]:
         """Ends the workers; returns what they were asked for and the script has not, and more."""

@@ -11,7 +11,7 @@ made here before workers start.
 """
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
@@ -55,7 +55,7 @@ class PlannedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[mis
         self._view = with_workers(loader, num_workers)
         super().__init__(cast("DataLoader[object]", self._view))
         self._loader = loader
-        self._num_taken_here = 0
+        self._num_made_here = 0
         self._process = process
         self._ahead: AheadIterator | WatchedBatches | None = None
         numbered = partial(self._epoch.numbered, self._base_seed)
@@ -75,21 +75,18 @@ class PlannedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[mis
         if path:
             self._change_at(path)
         try:
-            batch = self._data()
+            return self._data()
         except StopIteration:
             self._end()
             raise
-        except Exception:
-            self._num_taken_here += 1
-            raise
-        self._num_taken_here += 1
-        return batch
 
     def _change_at(self, path: str) -> None:
+        num_taken = self._num_taken()
         if self._ahead is not None:
             self._indices = self._ahead.take_back()
             self._ahead = None
-        if self._num_taken_here:
+            self._num_made_here = num_taken
+        if num_taken:
             self._in_step.turn(path)
         else:
             # Nothing is made yet: the epoch begins here.
@@ -97,10 +94,19 @@ class PlannedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[mis
 
     def _data(self) -> object:
         if self._in_step.place != "fed":
-            return self._pinned(self._in_step.make(self._in_step.next_index(self._indices)))
-        if self._ahead is None and self._num_taken_here < self._num_made_first:
-            return self._pinned(self._in_step.make_meanwhile(next(self._indices)))
+            return self._made_here(self._in_step.make, self._in_step.next_index(self._indices))
+        if self._ahead is None and self._num_made_here < self._num_made_first:
+            return self._made_here(self._in_step.make_meanwhile, next(self._indices))
         return self._data_ahead()
+
+    def _made_here(self, make: Callable[[Numbered], object], numbered: Numbered) -> object:
+        try:
+            batch = self._pinned(make(numbered))
+        except Exception:
+            self._num_made_here += 1
+            raise
+        self._num_made_here += 1
+        return batch
 
     def _data_ahead(self) -> object:
         try:
@@ -148,7 +154,7 @@ class PlannedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[mis
         self._epoch.order.position.cancel()
 
     def _num_taken(self) -> int:
-        return self._num_taken_here
+        return self._num_made_here + (self._ahead.num_taken if self._ahead is not None else 0)
 
 
 def _num_taken_of(last_epoch: Position | None) -> int:

@@ -212,7 +212,7 @@ class FeedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[misc]
 
     def _data(self) -> object:
         if self._ahead is not None:
-            return self._data_ahead(self._ahead)
+            return self._ahead.take()
         if self._in_step is None:
             return self._fed_data()
         path = self._in_step.change()
@@ -299,17 +299,6 @@ class FeedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[misc]
         view = numbered_view(self._loader, self._loader, self._epoch, pin_memory=self._pin_memory)
         self._ahead = AheadIterator(view, self._indices, self._epoch)
 
-    def _data_ahead(self, ahead: AheadIterator) -> object:
-        try:
-            batch = ahead.take()
-        except StopIteration:
-            raise
-        except Exception:
-            self._num_before += 1
-            raise
-        self._num_before += 1
-        return batch
-
     def _skip_here(self, in_step: InStep, num_taken: int) -> None:
         """Prepares making here what follows `num_taken` batches: of a map-style dataset nothing."""
 
@@ -370,7 +359,8 @@ class FeedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[misc]
         self._epoch.order.position.cancel()
 
     def _num_taken(self) -> int:
-        return self._num_before + self._session.schedule.num_taken
+        num_fed = self._num_before + self._session.schedule.num_taken
+        return num_fed + (self._ahead.num_taken if self._ahead is not None else 0)
 
     def __next__(self) -> object:
         position = self._epoch.order.position

@@ -157,6 +157,11 @@ class WatchedBatches:
         self.begin(indices)
 
     @property
+    def num_taken(self) -> int:
+        """Batches of this epoch that came, also as an error."""
+        return self._head
+
+    @property
     def is_over(self) -> bool:
         """Whether nothing is under way: the workers may make another epoch."""
         return not self._asked
@@ -204,11 +209,15 @@ class WatchedBatches:
             if timeout_seconds and waited >= timeout_seconds:
                 raise RuntimeError(f"DataLoader timed out after {timeout_seconds} seconds")
             self._check(waited)
-        result = self._results.pop(self._head)
-        index = self._asked.pop(self._head).index
-        self._head += 1
+        # First: a signal's handler may raise in the sampler, and the batch is still to be taken.
         self._draw()
         self._assign()
+        head = self._head
+        result = self._results[head]
+        index = self._asked[head].index
+        # Without a call: no handler can raise in between.
+        self._head = head + 1
+        del self._results[head], self._asked[head]
         if result.is_lost:
             raise self._lost_error(result, index)
         return self._value_of(result)
@@ -395,7 +404,6 @@ class WatchedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[mis
         self._epoch = Epoch(process, loader, seeding=seeding_of(loader, process))
         super().__init__(cast("DataLoader[object]", self._view))
         self._ask_sampler_again()
-        self._num_taken_here = 0
         self._batches = WatchedBatches(
             watched(loader, process, view=self._view, base_seed=int(self._base_seed)),
             self._numbered(),
@@ -412,7 +420,6 @@ class WatchedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[mis
         began = self._epoch.now()
         self._epoch.begin(loader)
         super()._reset(loader, first_iter)
-        self._num_taken_here = 0
         if self._batches.is_over:
             self._batches.begin(self._numbered())
         else:
@@ -431,10 +438,6 @@ class WatchedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[mis
             if not self._loader.persistent_workers:
                 self._batches.close()
             raise
-        except Exception:
-            self._num_taken_here += 1
-            raise
-        self._num_taken_here += 1
         # Objects of the script may pin themselves.
         return pin_memory(batch) if self._pin_memory else batch  # type: ignore[no-untyped-call]
 
@@ -444,4 +447,4 @@ class WatchedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[mis
         self._epoch.order.position.cancel()
 
     def _num_taken(self) -> int:
-        return self._num_taken_here
+        return self._batches.num_taken
