@@ -372,6 +372,44 @@ def test_a_buffer_says_what_it_holds_at_most(capacity, most):
     ]
 
 
+@pytest.mark.parametrize(("history_size", "most"), [(1000, 1000), (20, None)])
+def test_an_optimizers_history_says_what_it_holds_at_most(history_size, most):
+    weight = torch.nn.Parameter(3 * torch.randn(50, generator=torch.Generator().manual_seed(0)))
+    optimizer = torch.optim.LBFGS(
+        [weight], lr=0.01, max_iter=1, history_size=history_size, tolerance_change=0
+    )
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = torch.cosh(weight).sum()
+        loss.backward()
+        return loss
+
+    kept = watched(lambda _: optimizer.step(closure))
+    assert [(one.name, one.max_count) for one in kept] == [("LBFGS.old_dirs", most)][: bool(most)]
+
+
+class Reservoir:
+    """Keeps steps at random, of all that there were."""
+
+    def __init__(self, reservoir_size: int) -> None:
+        self.reservoir_size = reservoir_size
+        self.steps: list[torch.Tensor] = []
+
+    def add(self, step: torch.Tensor) -> None:
+        if len(self.steps) < self.reservoir_size:
+            self.steps.append(step)
+        else:
+            self.steps[0] = step
+
+
+@pytest.mark.parametrize(("size", "most"), [(10_000, 10_000), (20, None)])
+def test_a_reservoir_says_what_it_holds_at_most(size, most):
+    reservoir = Reservoir(size)
+    kept = watched(lambda loss: reservoir.add(loss.detach()))
+    assert [(one.name, one.max_count) for one in kept] == [("Reservoir.steps", most)][: bool(most)]
+
+
 def test_numbers_by_a_number_are_no_limit():
     history: dict[object, object] = dict.fromkeys(range(20), 10**6)
     losses: list[torch.Tensor] = []

@@ -809,6 +809,7 @@ def test_numbers_that_a_loop_keeps_are_said_with_how_many_of_each_step():
         ("Linear._forward_hooks", "OrderedDict", 1.0, "keeps a function of each", "call remove()"),
         ("rows in train()", "Queue", 1.0, "keeps a function of each step", "give it a maxsize"),
         ("seen in train()", "list", 1 / 8, "keeps a function every 8 steps", "append a number"),
+        ("LBFGS.old_dirs", "list", 1.0, "keeps a function of each step", "a smaller history_size"),
     ],
 )
 def test_what_helps_follows_from_what_keeps_it(name, container, count, cause, fix):

@@ -56,6 +56,8 @@ _ONE_EACH = ("dict", "set", "OrderedDict", "lru_cache")
 _SEVERAL = 1.5
 # Of the steps: what is kept in fewer is said with how many lie between.
 _SELDOM = 0.5
+# As loop_growth names the past directions of an L-BFGS optimizer.
+_LBFGS_HISTORY = "LBFGS.old_dirs"
 _QUEUES = ("Queue", "LifoQueue", "PriorityQueue", "SimpleQueue")
 _PLAIN = ("float", "int", "str", "bytes", "list", "tuple")
 
@@ -585,7 +587,7 @@ def _objects_words(kept: KeptObjects) -> str:
 
 
 def _queue_or_hook_fix(kept: KeptObjects | None) -> str:
-    """Returns what helps against a queue that nothing reads, or many hooks; empty: it is neither.
+    """Returns what helps against a queue that nothing reads, many hooks or L-BFGS; else nothing.
 
     Args:
         kept: What a loop keeps of each step; None: nothing was found.
@@ -594,6 +596,8 @@ def _queue_or_hook_fix(kept: KeptObjects | None) -> str:
         return "take out of it what is put in, or give it a maxsize"
     if kept is not None and kept.name.endswith("_hooks"):
         return "register it once, before the loop, or call remove() of what registering has given"
+    if kept is not None and kept.name == _LBFGS_HISTORY:
+        return "a smaller history_size keeps less"
     return ""
 
 

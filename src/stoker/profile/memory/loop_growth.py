@@ -225,6 +225,7 @@ class LoopWatch:
             named: What they are now.
             grown: Bytes that a step adds.
         """
+        histories = _lbfgs_histories()
         for collection in _collections():
             more = _length(collection) - self._lengths.get(id(collection), 0)
             if more < min(_LEAST_SELDOM, _LEAST_KEPT * steps):
@@ -233,10 +234,11 @@ class LoopWatch:
             if not _is_cause(element, more / steps, grown):
                 continue
             whole = _queue_of(collection) or collection
-            name = names.of(whole)
+            most = histories.get(id(collection))
+            name = names.of(whole) if most is None else "LBFGS.old_dirs"
             if name and not self._is_made_anew(name, named):
                 kept = _kept_of(element, name, _kind_of(whole), more / steps)
-                limit = _limit_of(whole) or _limit_beside(collection)
+                limit = most or _limit_of(whole) or _limit_beside(collection)
                 if limit != _length(collection):
                     yield msgspec.structs.replace(kept, max_count=limit)
 
@@ -758,6 +760,18 @@ def _limit_beside(collection: _Collection) -> int | None:
         if limit is not None and limit >= _length(collection):
             return limit
     return None
+
+
+def _lbfgs_histories() -> dict[int, int]:
+    """Returns how many directions each L-BFGS optimizer keeps at most, by its list's identity."""
+    histories: dict[int, int] = {}
+    for optimizer in gc.get_objects():
+        # Not isinstance, which asks a lazy object what it is.
+        if issubclass(type(optimizer), torch.optim.LBFGS):
+            most = optimizer.param_groups[0]["history_size"]
+            # As many steps of gradients follow with them, in a list of their own.
+            histories |= {id(kept.get("old_dirs")): most for kept in optimizer.state.values()}
+    return histories
 
 
 def _parts_that_grow(collection: _Collection) -> Sequence["list[object]"]:

@@ -48,6 +48,7 @@ _OF_TABLES = ("pandas", "pyarrow", "polars")
 _LIMITS = (
     *("capacity", "maxsize", "max_size", "maxlen", "max_items", "max_entries", "max_open"),
     *("cache_size", "buffer_size", "pool_size", "cache_limit", "max_cached", "max_cache"),
+    *("reservoir_size", "replay_size", "memory_size"),
 )
 _CONTAINERS = (list, tuple, dict, set, frozenset, deque)
 # Modules of Python whose objects refer to a dataset's own, and packages whose objects do not.
