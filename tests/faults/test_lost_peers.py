@@ -15,7 +15,10 @@ from support.pods import Pod, Pods
 
 pytestmark = [pytest.mark.fault, pytest.mark.root, pytest.mark.timeout(300)]
 
-FEED = {"lease_seconds": 3.0, "start_deadline_seconds": 60.0}
+# Nobody is lost by it, however long a busy machine stands still.
+FEED = {"lease_seconds": 60.0, "start_deadline_seconds": 60.0}
+# Where one is lost: long enough for the others, if the machine stands still for some seconds.
+LOSING = {**FEED, "lease_seconds": 8.0}
 # It does not notice that a peer is gone: only the launcher does.
 ALONE = "import os, time; print('trains', flush=True); time.sleep(300)"
 # It fails with a peer: gloo's error comes long before the lease ends.
@@ -70,7 +73,8 @@ CASES = [
 @pytest.mark.parametrize("struck", ["leader", "follower"])
 def test_the_survivor_of_a_lost_host_says_so(tmp_path, struck, strike, script):
     code, strategy = SCRIPTS[script]
-    with Pods(tmp_path, dnn=2, data=1, feed=FEED, code=code, strategy=strategy) as pods:
+    feed = FEED if strike == "drained" else LOSING
+    with Pods(tmp_path, dnn=2, data=1, feed=feed, code=code, strategy=strategy) as pods:
         leader, follower = started(pods)
         lost, survivor = (leader, follower) if struck == "leader" else (follower, leader)
         STRIKES[strike](lost)
@@ -100,9 +104,7 @@ time.sleep(300)
 )
 def test_a_failure_of_the_script_is_no_lost_host(tmp_path, index, code, ends_with):
     script = FAILS.format(index=index, code=code)
-    # Nobody is lost, however long a busy machine stands still.
-    feed = {**FEED, "lease_seconds": 20.0}
-    with Pods(tmp_path, dnn=2, data=1, feed=feed, code=script, strategy="none") as pods:
+    with Pods(tmp_path, dnn=2, data=1, feed=FEED, code=script, strategy="none") as pods:
         leader, follower = started(pods)
         assert [leader.code(), follower.code()] == [ends_with, ends_with]
         record = pods.record(leader)
@@ -127,8 +129,7 @@ def test_a_host_that_was_told_to_end_says_so_whatever_its_script_s_code(tmp_path
 @pytest.mark.parametrize("struck", ["leader", "follower"])
 def test_a_survivor_that_is_told_to_end_while_it_waits_for_the_cause_says_so(tmp_path, struck):
     # As on a cluster: the job controller deletes the other pods of a Job that has failed.
-    feed = {**FEED, "lease_seconds": 60.0}
-    with Pods(tmp_path, dnn=2, data=1, feed=feed, code=TOGETHER, strategy="torchrun") as pods:
+    with Pods(tmp_path, dnn=2, data=1, feed=FEED, code=TOGETHER, strategy="torchrun") as pods:
         leader, follower = started(pods)
         lost, survivor = (leader, follower) if struck == "leader" else (follower, leader)
         kill_container(lost)

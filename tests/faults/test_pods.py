@@ -12,7 +12,8 @@ from support.pods import WAIT_SECONDS, Pods
 # One training that is struck four times takes a minute.
 pytestmark = [pytest.mark.fault, pytest.mark.root, pytest.mark.timeout(300)]
 
-FEED = {"lease_seconds": 3.0, "start_deadline_seconds": 60.0}
+# Nobody is lost by it, however long a busy machine stands still.
+FEED = {"lease_seconds": 60.0, "start_deadline_seconds": 60.0}
 
 
 # Between two stops, and after the last one, are more batches than are asked for ahead (18): who is
@@ -119,7 +120,9 @@ STAY = "import time; print('trains', flush=True); time.sleep(300)"
 
 
 def test_data_pods_end_by_their_leases_when_the_node_that_trains_is_lost(tmp_path):
-    with Pods(tmp_path, data=1, feed=FEED, code=STAY) as pods:
+    # Long enough for the data pod, if the machine stands still for some seconds before the strike.
+    feed = {**FEED, "lease_seconds": 8.0}
+    with Pods(tmp_path, data=1, feed=feed, code=STAY) as pods:
         trainer, data = pods.start("dnn", 0), pods.start("data", 0)
         data.wait_for("run_joined")
         until(lambda: "trains" in trainer.log, what="it trains")
