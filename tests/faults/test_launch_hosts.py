@@ -20,7 +20,7 @@ GROUPS = {"gpu": ["algo-3", "algo-1"], "data_group": ["algo-2"]}
 SMALL = {"gpu": ["algo-3"], "data_group": ["algo-2"]}
 SAY = "print('has trained', flush=True)"
 WAIT = "import time; print('trains', flush=True); time.sleep(300)"
-PATIENT = '{"lease_seconds": 3, "start_deadline_seconds": 1800}'
+PATIENT = '{"lease_seconds": 60, "start_deadline_seconds": 1800}'
 FED = """
 import torch
 from stoker import DataLoader

@@ -67,7 +67,7 @@ def test_the_list_of_bad_samples_comes_back_with_the_runs_other_files(project):
     strikes = "        if index == 7:\n            raise ValueError('damaged 7')\n"
     strikes += "        if index == 40:\n            os._exit(3)\n"
     script = script.replace("        return torch.full", f"{strikes}        return torch.full")
-    project.upload(script=script, feed={"lease_seconds": 3, "on_error": "skip", "max_errors": 9})
+    project.upload(script=script, feed={"on_error": "skip", "max_errors": 9})
     run = project.execution(epochs="2", reuse_profile=project.profile()).run()
     training = project.record(run, "training/training.json", Training)
     assert (training.status, training.bad_samples) == ("succeeded", 4), project.told(run)

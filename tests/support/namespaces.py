@@ -74,7 +74,9 @@ class Hosts:
             "OMP_NUM_THREADS": "1",
             "STOKER_TOKEN_FILE": "/opt/ml/input/data/stoker_token/token",
             "STOKER_WORKERS": '{"data": 1}',
-            "STOKER_FEED": '{"lease_seconds": 3, "start_deadline_seconds": 60}',
+            # Nobody is lost by its lease, however long a busy machine stands still: the port of
+            # who is killed refuses connections, as its network is there.
+            "STOKER_FEED": '{"lease_seconds": 60, "start_deadline_seconds": 60}',
             # The hosts share one network; on SageMaker all of them use the same port.
             "STOKER_PORT": str(self._ports[host]),
             "STOKER_COORDINATOR": f"{self.leader}:{self._ports[self.leader]}",
