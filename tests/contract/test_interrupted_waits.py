@@ -1,17 +1,19 @@
-"""A signal's handler raises while workers of this host are waited for, and the script goes on."""
+"""A signal's handler raises in a wait, or a batch fails, and the script goes on: each counts."""
 
 import itertools
 import signal
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from stoker.environment import ProcessSettings
 from stoker.feed.bookkeeping import TrainerProcess
 from stoker.feed.numbered_workers import AheadIterator
 from stoker.feed.placement import placed_iterator
+from stoker.feed.remote_iterators import FeedIterator
 from stoker.feed.timeline import Timeline
 from stoker.feed.watched_workers import WatchedBatches
 from stoker.records import FeedSettings
@@ -123,6 +125,44 @@ def test_what_a_handler_raises_in_the_sampler_comes_at_once(raise_once):
     assert raised_at == [2]
     # As with torch: the sampler does not give that index again.
     assert taken == BATCHES[:6] + BATCHES[7:]
+
+
+class Failing(Dataset[int]):
+    """Its fifth sample raises."""
+
+    def __init__(self, error: type[BaseException]) -> None:
+        self.error = error
+
+    def __getitem__(self, index: int) -> int:
+        if index == 5:
+            raise self.error("the handler's")
+        return index
+
+
+@pytest.mark.parametrize("error", ERRORS)
+def test_a_batch_that_fails_as_the_trainer_makes_it_for_a_plan_is_counted(error):
+    loader = DataLoader(Failing(error), batch_sampler=Ordered())
+    process = process_of(is_planned=True, is_watched=False)
+    taken, raised_at = epoch(loader, process)
+    assert raised_at == [2]
+    assert taken == BATCHES[:2] + BATCHES[3:]
+    position = process.books(loader).position
+    assert position is not None
+    assert position.num_yielded == len(BATCHES)
+
+
+@pytest.mark.parametrize("error", ERRORS)
+def test_a_batch_that_fails_as_the_trainer_makes_it_for_data_hosts_is_counted(error):
+    iterator: Any = FeedIterator.__new__(FeedIterator)
+    iterator._num_before, iterator._pin_memory = 0, False
+    iterator._indices = iter([4, 5, 6])
+    iterator._in_step = SimpleNamespace(next_index=next)
+    dataset = Failing(error)
+    assert iterator._data_made_here(dataset.__getitem__) == 4
+    with pytest.raises(error):
+        iterator._data_made_here(dataset.__getitem__)
+    assert iterator._data_made_here(dataset.__getitem__) == 6
+    assert iterator._num_before == 3
 
 
 def test_a_timeout_counts_no_batch(monkeypatch):

@@ -100,13 +100,9 @@ class PlannedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[mis
         return self._data_ahead()
 
     def _made_here(self, make: Callable[[Numbered], object], numbered: Numbered) -> object:
-        try:
-            batch = self._pinned(make(numbered))
-        except Exception:
-            self._num_made_here += 1
-            raise
+        # First: it counts also where it fails, as the sampler does not give its index again.
         self._num_made_here += 1
-        return batch
+        return self._pinned(make(numbered))
 
     def _data_ahead(self) -> object:
         try:

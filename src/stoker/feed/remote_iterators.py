@@ -305,12 +305,14 @@ class FeedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[misc]
     def _data_made_here(self, make: Callable[[Numbered], object]) -> object:
         assert self._in_step is not None
         try:
-            batch = make(self._in_step.next_index(self._indices))
+            numbered = self._in_step.next_index(self._indices)
+            # First: it counts also where it fails, as the sampler does not give its index again.
+            self._num_before += 1
+            batch = make(numbered)
         except StopIteration:
             self._in_step.end()
             self._session.cancel(self._epoch.id)
             raise
-        self._num_before += 1
         # Objects of the script may pin themselves.
         return pin_memory(batch) if self._pin_memory else batch  # type: ignore[no-untyped-call]
 
