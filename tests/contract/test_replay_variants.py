@@ -1,9 +1,9 @@
 """Replayed steps beside a loader's own workers, which are real."""
 
 import multiprocessing
+import threading
 import time
 
-import psutil
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
@@ -56,6 +56,11 @@ def workers() -> set[int]:
     return {child.pid for child in multiprocessing.active_children()}
 
 
+def is_taking() -> bool:
+    """Whether a variant still takes batches of its workers, one for each step."""
+    return any(thread.name == "stoker-beside" for thread in threading.enumerate())
+
+
 def train(variants: VariantPhases, *, steps: int) -> None:
     for number in range(steps):
         assert torch.equal(variants.running.batch(number), torch.ones(2, 4))
@@ -101,7 +106,7 @@ def test_a_dataset_that_fails_or_ends_is_said_and_the_steps_go_on(dataset, words
     variants = variants_of(DataLoader(dataset, batch_size=2, num_workers=2))
     variants.begin("beside-workers")
     train(variants, steps=30)
-    time.sleep(0.1)
+    wait_until(lambda: not is_taking(), "no more batches are taken")
     variants.end()
     assert variants.result() is None
     (note,) = variants.notes
@@ -110,19 +115,12 @@ def test_a_dataset_that_fails_or_ends_is_said_and_the_steps_go_on(dataset, words
 
 
 def test_a_profile_that_ends_in_a_variant_leaves_no_worker():
+    # Those of tests before may still be there.
+    before = workers()
     variants = variants_of(DataLoader(Counted(), batch_size=2, num_workers=2))
     variants.begin("beside-workers")
     train(variants, steps=3)
     variants.end()
     variants.end()
     assert variants.notes == ["not measured: what loading adds to a step (too few steps)"]
-    wait_until(
-        lambda: (
-            not any(
-                child.status() != psutil.STATUS_ZOMBIE
-                for child in psutil.Process().children()
-                if child.name().startswith("pt_data")
-            )
-        ),
-        "the workers have ended",
-    )
+    wait_until(lambda: not workers() - before, "the workers have ended")
