@@ -45,3 +45,43 @@ def test_other_threads_are(code):
 def test_threads_that_end_are_waited_for():
     code = "import threading; threading.Thread(target=time.sleep, args=(0.3,)).start()"
     assert run_code(CODE.format(code=code)).split() == ["True", "0"]
+
+
+WAITING = """
+import multiprocessing, os, signal, threading, time
+from stoker.host.threads import wait_without_end
+lock, shared = threading.Lock(), multiprocessing.get_context("fork").Lock()
+lock.acquire(), shared.acquire()
+reading, writing = os.pipe()
+pid = os.fork()
+if not pid:
+    {code}
+    os._exit(0)
+until = time.monotonic() + {seconds}
+while not (found := wait_without_end(pid)) and time.monotonic() < until:
+    time.sleep(0.01)
+print(bool(found), found == wait_without_end(pid))
+os.kill(pid, signal.SIGKILL)
+os.waitpid(pid, 0)
+print(wait_without_end(pid) == "")
+"""
+
+
+def test_a_lock_that_was_held_at_the_fork_is_waited_for_without_end():
+    printed = run_code(WAITING.format(code="lock.acquire()", seconds=60))
+    assert printed.split() == ["True", "True", "True"]
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "lock.acquire(timeout=60)",
+        "shared.acquire()",
+        "os.read(reading, 1)",
+        "t = threading.Thread(target=time.sleep, args=(60,)); t.start(); t.join()",
+        "while True: pass",
+    ],
+    ids=["for a while", "of several processes", "a pipe", "another thread's end", "it runs"],
+)
+def test_other_waits_may_end(code):
+    assert run_code(WAITING.format(code=code, seconds=0.5)).split() == ["False", "True", "True"]

@@ -8,11 +8,15 @@ import threading
 import time
 import weakref
 
+import numpy as np
+import pytest
+from torch.utils.data import IterableDataset
+
 from stoker.feed.module_generators import module_generators
 from stoker.feed.trainer.local_workers import ChildStarter, LocalWorkers
 from stoker.feed.wire.codec import pack_value
 from stoker.feed.wire.dataset import DatasetSpec, pack_spec
-from stoker.feed.wire.protocol import Make
+from stoker.feed.wire.protocol import Make, Stream
 from stoker.feed.workers.worker_handle import OwnChild
 
 MAX_SECONDS = 150.0
@@ -22,8 +26,8 @@ def one(samples):
     return samples[0]
 
 
-def workers_of(dataset, deaths):
-    spec = DatasetSpec(dataset=dataset, collate_fn=one)
+def workers_of(dataset, deaths, **facts):
+    spec = DatasetSpec(dataset=dataset, collate_fn=one, **facts)
     packed = pack_spec(spec, max_bytes=1 << 20)
     how = {"num_workers": 2, "context": None, "base_seed": 0, "seeding": "batch", "host": "here"}
     children = ChildStarter(spec, packed, **how)
@@ -32,10 +36,15 @@ def workers_of(dataset, deaths):
     )
 
 
-def order(number):
+def order(number, *, stream=None):
     packed = pack_value([number], allow_pickle=True)
     return Make(
-        session="s", epoch_id=0, batch_number=number, index=packed, seed_words=(0, 0, 0, number)
+        session="s",
+        epoch_id=0,
+        batch_number=number,
+        index=packed,
+        seed_words=(0, 0, 0, number),
+        stream=stream,
     )
 
 
@@ -105,3 +114,71 @@ def test_a_child_that_ends_where_the_script_ignores_sigchld_is_not_waited_for():
         assert child.exitcode is None
     finally:
         signal.signal(signal.SIGCHLD, before)
+
+
+# What a thread of the script has, now and then, and a worker needs as it starts.
+_LOCK = threading.Lock()
+
+
+class Locking:
+    def __getitem__(self, index):
+        return index
+
+
+class LockingStream(IterableDataset):
+    def __iter__(self):
+        with _LOCK:
+            return iter([[number] for number in range(8)])
+
+
+def use_lock(worker_id):
+    with _LOCK:
+        pass
+
+
+@pytest.mark.parametrize("kind", ["map-style", "stream"])
+def test_a_child_that_was_forked_while_a_thread_had_a_lock_that_it_needs_is_replaced(kind):
+    deaths: list[str] = []
+    stream = None
+    with _LOCK:
+        if kind == "map-style":
+            local = workers_of(Locking(), deaths, worker_init_fn=use_lock)
+        else:
+            local = workers_of(LockingStream(), deaths, is_iterable=True, auto_collation=False)
+            stream = Stream(shard=1, num_shards=2, generation=3)
+        # Of a shard the child starts with the first request.
+        assert local.ask(order(1, stream=stream)) == []
+    try:
+        made, _ = made_by(local, 1)
+        assert made == [(0, 1, 3 if stream else 0)]
+        for how in deaths:
+            assert "for a lock that a thread of its parent had when it was forked" in how
+            assert "test_local_workers.py" in how
+        # One at least: of two map-style workers the other one may follow.
+        assert deaths
+    finally:
+        local.close()
+
+
+def test_children_are_forked_between_two_draws_of_the_script():
+    is_over = threading.Event()
+
+    def draw():
+        # Without Python's lock, but for moments.
+        while not is_over.is_set():
+            np.random.rand(1_000_000)
+
+    deaths: list[str] = []
+    thread = threading.Thread(target=draw)
+    thread.start()
+    try:
+        local = workers_of(Whose(), deaths)
+        try:
+            assert made_by(local, 0, credits=4)[1] >= {4}
+        finally:
+            local.close()
+    finally:
+        is_over.set()
+        thread.join()
+    # As they start they seed the generator that it draws from.
+    assert deaths == []

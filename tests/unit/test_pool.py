@@ -12,16 +12,24 @@ import pytest
 
 from stoker.feed.wire import codec
 from stoker.feed.wire.protocol import Make, Stream
+from stoker.feed.workers import worker_handle
 from stoker.feed.workers.crashes import LossRules
-from stoker.feed.workers.jobs import SplitBatch, WorkerJob
+from stoker.feed.workers.jobs import Result, SplitBatch, WorkerJob
 from stoker.feed.workers.pipe import Error, MakeAgain, PartMade, Pipe, Slot, Up, pack, to_worker
-from stoker.feed.workers.pool import FIRST_OVERDUE_SECONDS, WorkerPool, WorkerRole
+from stoker.feed.workers.pool import (
+    FIRST_OVERDUE_SECONDS,
+    MAX_STUCK_IN_A_ROW,
+    STUCK_SECONDS,
+    WorkerPool,
+    WorkerRole,
+)
 from stoker.feed.workers.worker_handle import DEPTH
 
 
 class Child:
     def __init__(self, role, sock):
         self.role = role
+        self.pid = None
         self.exitcode: int | None = None
         self.channel = Pipe(socket.socket(fileno=os.dup(sock.fileno())), blocking=True)
 
@@ -286,6 +294,32 @@ def test_a_pinned_job_begins_when_its_worker_is_ready(children):
         results_of(pool)
         now = 31.0
         assert [maker.seconds for maker in pool.makers(lambda each: True)] == [1.0]
+
+
+def test_a_shards_worker_that_stands_at_a_lock_as_it_starts_is_replaced_a_few_times(
+    children, monkeypatch
+):
+    now = 0.0
+    children.are_quick = False
+    monkeypatch.setattr(worker_handle, "wait_without_end", lambda pid: f"a lock of {pid}")
+    with contextlib.closing(WorkerPool(children.start, num_workers=0, clock=lambda: now)) as pool:
+        for number in (1, 5):
+            assert pool.assign(job(number, shard=1)) == []
+        results: list[Result] = []
+        while not results:
+            child = children[-1]
+            child.pid = len(children)
+            assert child.numbers(2) == [1, 5]
+            pool.kill_hanging()
+            now += 0.9 * STUCK_SECONDS
+            pool.kill_hanging()
+            assert child.exitcode is None
+            now += 0.1 * STUCK_SECONDS
+            pool.kill_hanging()
+            results = results_of(pool)
+        assert numbers_of(results) == [1, 5]
+        assert "waited, as it started, for a lock" in results[0].summary
+    assert len(children) == MAX_STUCK_IN_A_ROW
 
 
 def test_the_job_of_a_worker_that_dies_begins_again_with_the_next_that_is_ready(children):

@@ -487,6 +487,11 @@ def advice_on(how: str) -> str:
         return "have the dataset close only what it has opened"
     if "lowered its limits" in how:
         return "have the dataset leave the limits of its process as they are (resource.setrlimit)"
+    if "when it was forked" in how:
+        return (
+            "see the place in the script's other threads that has this lock, or have the loader's "
+            "workers start without it: multiprocessing_context='spawn'"
+        )
     if "ended with exit code" in how:
         return "see the host's log: the dataset ended its own process (sys.exit, os._exit)"
     if any(f"({number.name})" in how for number in _ASKED_TO_END):

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import itertools
 import os
 import random
 import signal
@@ -9,6 +10,7 @@ import socket
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +24,8 @@ from stoker.pending_error import PendingError
 KILL_SECONDS = 5.0
 PORTS = range(20000, 30000)
 PORTS_PER_HOST = 3
+# Of the state of torch's generator before a fork: about a millisecond.
+_NUM_READS = 500
 
 
 def descendant_pids(pid: int | None = None) -> list[int]:
@@ -102,11 +106,12 @@ def start_to_last(start: Callable[[], None]) -> None:
     starts its children itself, as torch does; callers of other threads wait.
 
     A child that is forked has another stdin: the script may hold its lock for as long as it waits
-    for a line (a debugger's, say), and multiprocessing would close it first of all.
+    for a line (a debugger's, say), and multiprocessing would close it first of all. It is forked
+    when no other thread draws random numbers: a generator's lock would stay locked in it.
     """
-    _leave_stdin_to_the_parent()
+    _prepare_for_forks()
     if threading.current_thread() is threading.main_thread():
-        _fork_without_stdin(start)
+        _start_forking(start)
         return
     starting = _Start(start)
     # By pid: a forked child inherits the cached queue, but not its thread.
@@ -133,7 +138,7 @@ def _starter(pid: int) -> "SimpleQueue[_Start]":
 def _start_next(starts: "SimpleQueue[_Start]") -> None:
     starting = starts.get()
     try:
-        _fork_without_stdin(starting.start)
+        _start_forking(starting.start)
     except BaseException as err:
         starting.failure.keep(err)
     starting.is_done.set()
@@ -142,7 +147,7 @@ def _start_next(starts: "SimpleQueue[_Start]") -> None:
 _here = threading.local()
 
 
-def _fork_without_stdin(start: Callable[[], None]) -> None:
+def _start_forking(start: Callable[[], None]) -> None:
     _here.forks_a_child = True
     try:
         start()
@@ -151,8 +156,36 @@ def _fork_without_stdin(start: Callable[[], None]) -> None:
 
 
 @functools.lru_cache(maxsize=1)
-def _leave_stdin_to_the_parent() -> None:
-    os.register_at_fork(after_in_child=_replace_stdin)
+def _prepare_for_forks() -> None:
+    os.register_at_fork(
+        before=_stop_draws, after_in_parent=_let_draw, after_in_child=_begin_as_child
+    )
+
+
+def _stop_draws() -> None:
+    """Has no other thread draw from the generators of torch and NumPy as a child is forked."""
+    if not getattr(_here, "forks_a_child", False):
+        return
+    if numpy_random := sys.modules.get("numpy.random"):
+        _here.lock = numpy_random.get_bit_generator().lock
+        _here.lock.acquire()
+    if torch_random := sys.modules.get("torch.random"):
+        # Its lock cannot be kept. Who has it needs Python's for the next draw, which this thread
+        # has from here to the fork; who is about to take it has taken it by the last of these.
+        read = torch_random.default_generator.get_state
+        deque(itertools.starmap(read, itertools.repeat((), _NUM_READS)), maxlen=0)
+
+
+def _let_draw() -> None:
+    lock = getattr(_here, "lock", None)
+    if lock is not None:
+        _here.lock = None
+        lock.release()
+
+
+def _begin_as_child() -> None:
+    _let_draw()
+    _replace_stdin()
 
 
 def _replace_stdin() -> None:

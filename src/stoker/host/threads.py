@@ -8,6 +8,7 @@ not to: OpenBLAS ends its threads before each one, jemalloc begins its thread ag
 import contextlib
 import ctypes
 import os
+import platform
 import signal
 import time
 
@@ -16,6 +17,10 @@ SETTLE_SECONDS = 1.0
 _LOOK_SECONDS = 0.01
 # Of pyarrow's and Polars' allocator; so of pandas, too.
 _FORK_SAFE = frozenset({"jemalloc_bg_thd"})
+# The number of the system call that waits for a lock, and what it is told (futex(2)).
+_FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine())
+_OF_THIS_PROCESS = 128
+_WAITS = frozenset({0, 6, 9, 13})
 
 
 def num_threads() -> int:
@@ -40,6 +45,33 @@ def num_lasting_threads(before: int) -> int:
     while (more := num_threads() - before) > 0 and time.monotonic() < deadline:
         time.sleep(_LOOK_SECONDS)
     return max(0, more)
+
+
+def wait_without_end(pid: int) -> str:
+    """Returns which lock a process waits for that nobody can release; empty: none, or not known.
+
+    It has one thread, which waits without a limit for another one of its own process: one of the
+    process that it was forked of had the lock then. Two looks that find the same show that it does
+    not just begin to run.
+
+    Args:
+        pid: Of a descendant of this process.
+    """
+    try:
+        if len(os.listdir(f"/proc/{pid}/task")) != 1:
+            return ""
+        with open(f"/proc/{pid}/syscall") as file:
+            call = file.read()
+    # It is gone, it is another user's, or no Linux.
+    except OSError:
+        return ""
+    # Of a thread that runs it is one word; else its number, arguments, stack and place in the code.
+    number, *arguments = call.split()
+    if number != str(_FUTEX):
+        return ""
+    _, operation, _, limit, *_ = (int(argument, 16) for argument in arguments)
+    waits = operation & _OF_THIS_PROCESS and operation % _OF_THIS_PROCESS in _WAITS
+    return call if waits and not limit else ""
 
 
 def _name_of(thread: str) -> str:

@@ -114,6 +114,8 @@ class WorkerProcess:
     def __init__(self, dataset_process: "DatasetProcess", token: int) -> None:
         self._dataset_process = dataset_process
         self._token = token
+        # It says it itself.
+        self.pid: int | None = None
         self.exitcode: int | None = None
 
     def kill(self) -> None:

@@ -26,7 +26,7 @@ from stoker.feed.memory_guard import killed_words
 from stoker.feed.stretches import next_stretch
 from stoker.feed.why_unfed import advice_on
 from stoker.feed.wire.dataset import pack_error
-from stoker.feed.wire.protocol import BatchPart, Share
+from stoker.feed.wire.protocol import BatchPart, Share, Stream
 from stoker.feed.workers import pipe
 from stoker.feed.workers.crashes import RAISING, LossRules, LossSearch, WorkerDeath
 from stoker.feed.workers.jobs import FinishedPart, Result, SplitBatch, WorkerJob, received_part
@@ -38,7 +38,7 @@ from stoker.feed.workers.splitting import (
     shared_split_of,
     split_of,
 )
-from stoker.feed.workers.stacks import stacks_of
+from stoker.feed.workers.stacks import stacks_of, words_of
 from stoker.feed.workers.worker_handle import DEPTH, ChildProcess, WorkerHandle
 from stoker.host.processes import descendant_pids, ended_words
 
@@ -56,6 +56,14 @@ _AGAIN_FACTOR = 4.0
 _MEMORY = 32
 # A worker that dies that often in a row without a batch is not started again.
 MAX_DEATHS_IN_A_ROW = 3
+# One that waits for so long, as it starts, for a lock that nobody can release is replaced; that
+# often in a row. Its parent's threads may have the lock again as the next one is forked.
+STUCK_SECONDS = 1.0
+MAX_STUCK_IN_A_ROW = 5
+_STUCK = (
+    "waited, as it started, for a lock that a thread of its parent had when it was forked, and "
+    "which nobody can release"
+)
 # Whose epochs a pool follows: more only after that many loaders.
 _MAX_SESSIONS = 64
 
@@ -493,9 +501,12 @@ class WorkerPool:
         yield from self._workers.values()
         yield from self._of_shard.values()
 
-    def _start_worker(self, number: int, *, deaths_in_a_row: int) -> None:
+    def _start_worker(
+        self, number: int, *, deaths_in_a_row: int, num_stuck_before: int = 0
+    ) -> None:
         worker = self._started(WorkerRole(number))
         worker.deaths_in_a_row = deaths_in_a_row
+        worker.num_stuck_before = num_stuck_before
         self._workers[worker.channel.fileno()] = worker
         self._known_load = None
 
@@ -526,21 +537,26 @@ class WorkerPool:
         if generation < stream.generation:
             if worker is not None:
                 self._stop_shard_workers(worker)
-            role = WorkerRole(stream.shard, stream.num_shards, next(iter(job.order.seed_words), 0))
             try:
-                worker = self._of_shard[stream.shard] = self._started(role)
+                worker = self._start_shard_worker(stream, job)
             except (OSError, FeedLostError) as err:
                 self.last_death = f"its process cannot be started: {err}"
                 # Else the next order would try again before the trainer has decided where.
                 self._ended[stream.shard] = stream.generation
                 return [self._lost(job, -1)]
-            worker.stream = stream
-            worker.epoch_id = job.order.epoch_id
         elif worker is None or generation > stream.generation:
             # That generation has died, or the trainer has started a later one.
             return [self._lost(job, -1)]
         self._give(job, worker)
         return []
+
+    def _start_shard_worker(self, stream: Stream, job: WorkerJob) -> WorkerHandle:
+        """Starts the worker of a shard, for its first job."""
+        role = WorkerRole(stream.shard, stream.num_shards, next(iter(job.order.seed_words), 0))
+        worker = self._of_shard[stream.shard] = self._started(role)
+        worker.stream = stream
+        worker.epoch_id = job.order.epoch_id
+        return worker
 
     def _give(self, job: WorkerJob, worker: WorkerHandle) -> None:
         self._open.setdefault(job.key, 0)
@@ -896,6 +912,8 @@ class WorkerPool:
             status = pipe.DISCONNECTED
             at = at if worker.makes_alone else None
         how = describe_exit(status, kills_before=worker.kills_before)
+        if worker.is_stuck:
+            how = _STUCK
         if worker.last_words:
             how += f": {worker.last_words}"
         if worker.hung_at is not None:
@@ -919,8 +937,7 @@ class WorkerPool:
             lost = self._replace(worker, death)
         else:
             del self._of_shard[worker.number]
-            self._ended[worker.number] = worker.generation
-            lost = list(worker.jobs)
+            lost = self._replace_of_shard(worker, worker.stream)
         if self._on_death is not None and not self._is_closed:
             self._on_death(self.last_death)
         return self._lost_of(lost, worker.number)
@@ -941,10 +958,17 @@ class WorkerPool:
         return status, status == -signal.SIGKILL
 
     def kill_hanging(self) -> None:
-        """Kills workers whose sample takes too long, if it may be: their end comes as any other."""
+        """Kills workers that cannot go on: their end comes as any other.
+
+        Of those that start ones that wait for a lock without an end; and those whose sample takes
+        too long, if it may be.
+        """
+        now = self._clock()
+        for worker in self._all():
+            if not worker.is_stuck and worker.waits_without_end(now, seconds=STUCK_SECONDS):
+                self._kill_stuck(worker)
         if not self._rules.limits_samples:
             return
-        now = self._clock()
         for worker in self._workers.values():
             at = worker.at
             if worker.hung_at is not None or at is None or not self._rules.is_hanging(at, now):
@@ -953,6 +977,12 @@ class WorkerPool:
             if worker.process.exitcode is None:
                 worker.hung_at = at
                 self._kill_with_programs(worker)
+
+    def _kill_stuck(self, worker: WorkerHandle) -> None:
+        worker.is_stuck = True
+        if worker.up is not None:
+            worker.last_words = words_of(stacks_of(worker.up.pid, worker.up.stacks))
+        worker.process.kill()
 
     def _kill_with_programs(self, worker: WorkerHandle) -> None:
         """Kills a worker, and what its sample waits for: a program that would never end."""
@@ -984,16 +1014,40 @@ class WorkerPool:
             self._retries.clear()
         return lost
 
+    def _replace_of_shard(self, worker: WorkerHandle, stream: Stream) -> list[WorkerJob]:
+        """Starts a shard's worker again that had not begun it; returns lost jobs.
+
+        Of one that had, the trainer knows which batches have arrived, and decides where it begins.
+        """
+        jobs = list(worker.jobs)
+        if jobs and self._may_start_stuck(worker):
+            with contextlib.suppress(OSError, FeedLostError):
+                again = self._start_shard_worker(stream, jobs[0])
+                again.num_stuck_before = worker.num_stuck_before + 1
+                for job in jobs:
+                    self._give(job, again)
+                return []
+        self._ended[worker.number] = worker.generation
+        return jobs
+
+    def _may_start_stuck(self, worker: WorkerHandle) -> bool:
+        may_go_on = worker.is_stuck and not self._is_closed
+        return may_go_on and worker.num_stuck_before + 1 < MAX_STUCK_IN_A_ROW
+
     def _start_again(self, worker: WorkerHandle, death: WorkerDeath) -> None:
         """Starts another worker in place of a dead one, unless too many died in a row."""
         # A sample may be to blame, and is left out then, or is searched for.
         is_no_fault = death.is_on_purpose or (self._rules.is_tolerant and death.is_samples)
-        is_no_fault = is_no_fault or worker.makes_alone
+        is_no_fault = is_no_fault or worker.makes_alone or self._may_start_stuck(worker)
         deaths = worker.deaths_in_a_row + (not is_no_fault)
         if self._is_closed or deaths >= MAX_DEATHS_IN_A_ROW:
             return
         try:
-            self._start_worker(worker.number, deaths_in_a_row=deaths)
+            self._start_worker(
+                worker.number,
+                deaths_in_a_row=deaths,
+                num_stuck_before=worker.num_stuck_before + worker.is_stuck,
+            )
         except Exception as err:
             self.last_death += f"; it cannot be started again: {err}"
 

@@ -20,6 +20,7 @@ from stoker.feed.workers.jobs import FinishedPart, Result, WorkerJob
 from stoker.feed.workers.pipe import Pipe
 from stoker.feed.workers.progress import ProgressView, SamplePlace
 from stoker.host import machine
+from stoker.host.threads import wait_without_end
 
 # The job that a worker makes, and the next: else it waits for the event loop (0.4 ms per batch).
 DEPTH = 2
@@ -29,6 +30,8 @@ _LOOK_SECONDS = 0.002
 class ChildProcess(Protocol):
     """The part of multiprocessing.Process that a pool uses."""
 
+    @property
+    def pid(self) -> int | None: ...
     @property
     def exitcode(self) -> int | None: ...
     def kill(self) -> None: ...
@@ -44,6 +47,10 @@ class OwnChild:
 
     def __init__(self, process: BaseProcess) -> None:
         self._process = process
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid
 
     @property
     def exitcode(self) -> int | None:
@@ -85,6 +92,10 @@ class WorkerHandle:
         changed: What bad samples have left in its process, as which it ends.
         progress: Which sample it makes, of a map-style dataset.
         hung_at: The sample for which it was killed, as that took too long.
+        stuck_in: The lock that it was found in as it started, and which nobody can release.
+        stuck_at: When it was first found there.
+        is_stuck: It was killed for that.
+        num_stuck_before: Workers in a row, in whose place it is, that were killed for that.
         num_answered: Jobs that it has answered.
         num_decided: Of its jobs, with these: whether others should make their rest was decided.
         looked_at: When that could not be decided last, as its next sample was not known yet.
@@ -108,6 +119,10 @@ class WorkerHandle:
     changed: pipe.LeftChanged | None = None
     progress: ProgressView | None = None
     hung_at: SamplePlace | None = None
+    stuck_in: str = ""
+    stuck_at: float = math.inf
+    is_stuck: bool = False
+    num_stuck_before: int = 0
     num_answered: int = 0
     num_decided: int = 0
     looked_at: float = -math.inf
@@ -116,6 +131,11 @@ class WorkerHandle:
     @property
     def is_ready(self) -> bool:
         return self.up is not None and self.up.is_ready
+
+    @property
+    def pid(self) -> int | None:
+        """Of its process; None: it is not known yet."""
+        return self.up.pid if self.up is not None else self.process.pid
 
     @property
     def has_undecided(self) -> bool:
@@ -166,6 +186,19 @@ class WorkerHandle:
         at = self.progress.read()
         # Read behind it: of a later order it would be another batch's.
         return at if self.progress.num_begun == self.num_answered + 1 else None
+
+    def waits_without_end(self, now: float, *, seconds: float) -> bool:
+        """Looks whether it waits for a lock, as it starts, that its parent had when it was forked.
+
+        Args:
+            now: By the pool's clock.
+            seconds: For which it has to be found there before that is sure.
+        """
+        lock = "" if self.is_ready or not self.pid else wait_without_end(self.pid)
+        if not lock or lock != self.stuck_in:
+            self.stuck_in = lock
+            self.stuck_at = now
+        return bool(lock) and now - self.stuck_at >= seconds
 
     def sample_in_work(self, now: float) -> SampleInWork | None:
         """Returns the sample that it makes at `now`, by the clock that its process reads."""
