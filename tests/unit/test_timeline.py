@@ -2,10 +2,12 @@ import json
 import random
 import re
 import threading
+from collections.abc import Callable
 from io import StringIO
 from itertools import pairwise
-from pathlib import Path
+from pathlib import Path, PosixPath
 from statistics import fmean, median, quantiles
+from typing import ClassVar
 
 import pytest
 import torch
@@ -579,3 +581,27 @@ def test_live_line_of_many_loaders_counts_them_all(path):
     last = live.progress()[-1]
     assert last.steps == 80
     assert last.step_seconds == pytest.approx(0.3, rel=0.05)
+
+
+class InterruptedPath(PosixPath):
+    """A file as whose opening a signal comes; its handler runs in the same thread."""
+
+    handlers: ClassVar[list[Callable[[], None]]] = []
+
+    def open(self, *args, **how):
+        if self.handlers:
+            self.handlers.pop()()
+        return super().open(*args, **how)
+
+
+@pytest.mark.timeout(60)
+def test_a_signal_s_handler_that_closes_it_does_not_wait_for_the_write_that_it_interrupts(tmp_path):
+    # As of a profile that is stopped, before the process ends.
+    clock = Clock()
+    timeline = Timeline(InterruptedPath(tmp_path / "t.csv"), clock=clock)
+    steps = timeline.epoch(loader=0, epoch=0)
+    step(steps, clock, wait=0.2, compute=3.0)
+    InterruptedPath.handlers.append(timeline.close)
+    steps.ask()
+    assert not InterruptedPath.handlers
+    assert len(read_timeline(tmp_path / "t.csv")) == 1

@@ -385,7 +385,8 @@ class Timeline:
         # When the last step of each loader ended.
         self._ends: dict[int, float] = {}
         self._thinned: dict[str, _Thinning] = {}
-        self._lock = threading.Lock()
+        # Of a profile that is stopped, a signal's handler closes it in the thread that may hold it.
+        self._lock = threading.RLock()
 
     def new_loader(self) -> int:
         self._loaders += 1
