@@ -170,6 +170,8 @@ def fork(tmp_path):
             command: list[str], *, budget: float = 5.0, cpus: Iterable[int] = ()
         ) -> Forked:
             forked = Forked(tmp_path, command, budget=budget, cpus=set(cpus))
+            # Its descriptor is closed: as garbage it would be the error of a later test.
+            stack.callback(forked.process.wait)
             stack.callback(forked.process.kill)
             return forked
 
@@ -202,7 +204,9 @@ def test_a_profile_that_is_interrupted_too_early_ends_as_the_script_would(fork, 
 
 
 def test_a_profile_that_is_stopped_before_its_replay_leaves_what_it_had(fork, tmp_path):
-    child = fork(burning(loading=2, model=2, workers=0, batches=50, epochs=5000), budget=60.0)
+    # The replay begins with the end of its first epoch, or after a minute: not before the signal.
+    numbers = {"loading": 2, "model": 2, "workers": 0, "batches": 50_000, "epochs": 5}
+    child = fork(burning(**numbers), budget=600.0)
     file = tmp_path / "out" / "profile-rank0.json"
     until(file.exists, what="the first batch is there")
     # Its default action, as a deadline's: no exit handler runs.

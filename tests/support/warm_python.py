@@ -147,6 +147,8 @@ def run_warm(argv: list[str], env: Mapping[str, str], *, timeout: float) -> tupl
             code = process.wait(timeout)
         finally:
             process.kill()
+            # Its descriptor is closed: as garbage it would be the error of a later test.
+            process.wait()
         log.seek(0)
         return code, log.read().decode(errors="replace")
 
