@@ -3,6 +3,7 @@
 `install` replaces how the process's DataLoaders are iterated.
 """
 
+import _thread
 import atexit
 import contextlib
 import copy
@@ -121,6 +122,8 @@ _KEEP_SECONDS = 5.0
 
 # Of an optimizer, before which a loader would have been read.
 _ENOUGH_STEPS = 20
+# For the last word of a process that a signal ends: hosts get SIGKILL some 30 s after it.
+_LAST_WORD_SECONDS = 10.0
 
 _FoundT = TypeVar("_FoundT")
 
@@ -1082,8 +1085,17 @@ def _handle(
         previous(number, frame)
     elif previous is signal.SIG_DFL or previous is None:
         # The process ends here, without its exit handlers.
+        signal.signal(number, signal.SIG_DFL)
         if session.is_here:
             with contextlib.suppress(Exception):
+                # This thread may be in the middle of anything, and have a lock that the last word
+                # waits for. Not a Thread: its start takes locks as well.
+                _thread.start_new_thread(_end_late, (number,))
                 session.leave_word()
-        signal.signal(number, signal.SIG_DFL)
         signal.raise_signal(number)
+
+
+def _end_late(number: int) -> None:
+    """Ends this process by a signal, unless it has ended within _LAST_WORD_SECONDS."""
+    time.sleep(_LAST_WORD_SECONDS)
+    os.kill(os.getpid(), number)
