@@ -2,6 +2,7 @@
 
 import functools
 import json
+import re
 import signal
 
 import pytest
@@ -42,7 +43,9 @@ def test_short_loaders_are_made_here_and_that_is_said_and_counted(host):
     trainer = host.train(script=SCRIPT, num=20, batches=2)
     assert lines_of(trainer) == alone("clients", num=20, batches=2)
     assert trainer.errors.count("made here, by the trainer itself: each lives 2 batches") == 1
-    assert trainer.errors.count("19 of 20 loaders were made here: each lives 2 batches") == 1
+    # A second one is fed where those made here are slow: on a machine whose cores are taken.
+    said = re.findall(r"(\d+) of 20 loaders were made here: each lives 2 batches", trainer.errors)
+    assert said in (["19"], ["18"])
 
 
 def test_a_long_loader_of_many_is_fed_and_nothing_is_said(host):
