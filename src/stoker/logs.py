@@ -232,7 +232,8 @@ class Log:
     def __init__(self, *, run: str, host: str, stream: TextIO | None = None) -> None:
         self._head = f"run={_quote(run)} host={_quote(host)}"
         self._stream = stream
-        self._lock = threading.Lock()
+        # A signal's handler that comes as a line is written may write one, too.
+        self._lock = threading.RLock()
         self._late = LateText()
 
     def event(self, name: EventName, **values: LogValue) -> None:
@@ -265,7 +266,7 @@ class LateText:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._waiting: deque[bytes] = deque(maxlen=MAX_LATE_TEXTS)
         self._thread: threading.Thread | None = None
         self._waits_at_exit = False

@@ -60,7 +60,7 @@ class Alone:
         self._asking = Requester(self._shared, settings, {}, self._hosts)
         self.links: dict[str, Answering] = {}
         self._late = LateBatches(self._shared, settings, self.links)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self.session = FeedSession(
             "s", lock=self._lock, wake=lambda: None, schedule=BatchScheduler(max_bytes=1)
         )
@@ -227,7 +227,7 @@ def test_a_data_host_is_told_of_all_that_it_compares(name):
 def test_data_workers_without_a_shard_are_told_of_once():
     alone = Alone(comes_back=False)
     schedule = ShardScheduler(num_shards=1, prefetch=2, max_bytes=1 << 20)
-    session = FeedSession("s", lock=threading.Lock(), wake=lambda: None, schedule=schedule)
+    session = FeedSession("s", lock=threading.RLock(), wake=lambda: None, schedule=schedule)
     alone._asking._links = {"d1": ReadyHost(4)}
     for _ in range(3):
         schedule.settle()
@@ -245,7 +245,7 @@ def test_a_feed_whose_memory_holds_no_batch_says_so_once_a_host(max_bytes, rank,
     asking = alone._asking
     asking._settings = dataclasses.replace(asking._settings, rank=rank, local_world_size=2)
     schedule = BatchScheduler(max_bytes=max_bytes or 1 << 20)
-    session = FeedSession("s", lock=threading.Lock(), wake=lambda: None, schedule=schedule)
+    session = FeedSession("s", lock=threading.RLock(), wake=lambda: None, schedule=schedule)
     asking.ask(session, 0.0)
     schedule._sizes.append(4000)
     schedule._batch_bytes = 4000
@@ -259,7 +259,7 @@ def test_a_feed_whose_memory_holds_no_batch_says_so_once_a_host(max_bytes, rank,
 def test_no_batch_of_a_shard_is_asked_of_a_new_process_before_its_first_one():
     alone = Alone(comes_back=False)
     schedule = ShardScheduler(num_shards=1, prefetch=3, max_bytes=1 << 20)
-    session = FeedSession("s", lock=threading.Lock(), wake=lambda: None, schedule=schedule)
+    session = FeedSession("s", lock=threading.RLock(), wake=lambda: None, schedule=schedule)
     begin(session)
     local = StartsOnlyOnce()
     session.local = local

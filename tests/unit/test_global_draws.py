@@ -86,7 +86,7 @@ class Fed:
         self._books = LoaderBooks(0)
         schedule = BatchScheduler(max_bytes=1 << 20)
         self._session = FeedSession(
-            "s", lock=threading.Lock(), wake=lambda: None, schedule=schedule
+            "s", lock=threading.RLock(), wake=lambda: None, schedule=schedule
         )
         if credits:
             schedule.grant("host", credits)

@@ -1,6 +1,7 @@
 import atexit
 import io
 import os
+import signal
 from collections.abc import Callable
 from functools import partial
 from typing import BinaryIO
@@ -26,6 +27,33 @@ def test_what_is_logged_is_read_back(value, host):
     assert event.values["reason"] == printable(" ".join(value.split()))
     # Control characters do not reach a terminal.
     assert stream.getvalue().rstrip("\n").isprintable()
+
+
+class Interrupted(io.StringIO):
+    """A stream as whose first write a signal comes."""
+
+    is_first = True
+
+    def write(self, text: str) -> int:
+        if self.is_first:
+            self.is_first = False
+            signal.raise_signal(signal.SIGUSR1)
+        return super().write(text)
+
+
+@pytest.mark.timeout(60)
+def test_a_signals_handler_may_log_while_a_line_is_written():
+    stream = Interrupted()
+    log = Log(run="r", host="h", stream=stream)
+    before = signal.signal(
+        signal.SIGUSR1, lambda number, frame: log.event(EventName.PROFILE_INTERRUPTED)
+    )
+    try:
+        log.event(EventName.PROFILE_STARTED)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    seen = [parse_line(line) for line in stream.getvalue().splitlines()]
+    assert [line.event for line in seen if line] == ["profile_interrupted", "profile_started"]
 
 
 def test_other_lines_are_not_events():

@@ -1,6 +1,7 @@
 import gc
 import os
 import select
+import signal
 import sys
 import threading
 import weakref
@@ -32,7 +33,7 @@ def begin_with(session: FeedSession, source: IndexSource) -> int:
 @pytest.fixture
 def session() -> FeedSession:
     schedule = BatchScheduler(max_bytes=1 << 20)
-    return FeedSession("s", lock=threading.Lock(), wake=lambda: None, schedule=schedule)
+    return FeedSession("s", lock=threading.RLock(), wake=lambda: None, schedule=schedule)
 
 
 def test_who_left_an_epoch_ends_no_later_one_of_the_same_number(session):
@@ -47,6 +48,37 @@ def test_who_left_an_epoch_ends_no_later_one_of_the_same_number(session):
     with pytest.raises(StopIteration):
         session.next(before, timeout_seconds=1)
     assert session.next(number, timeout_seconds=1).value == "batch"
+
+
+@pytest.mark.timeout(60)
+def test_a_signals_handler_may_read_another_loader_while_a_batch_is_taken(session, monkeypatch):
+    other = FeedSession(
+        "t", lock=session._lock, wake=lambda: None, schedule=BatchScheduler(max_bytes=1 << 20)
+    )
+    numbers = {one: begin(one) for one in (session, other)}
+    for one in numbers:
+        one.schedule.grant("host", 1)
+        one.schedule.assign(0.0)
+        assert one.schedule.arrived("host", 0, frame_bytes=1, now=0.0)
+        one.deliver(0, BatchOutcome("batch"))
+    read = []
+
+    def evaluate(number, frame):
+        read.append(other.next(numbers[other], timeout_seconds=1).value)
+
+    take = session.schedule.take
+
+    def interrupted(now):
+        signal.raise_signal(signal.SIGUSR1)
+        return take(now)
+
+    monkeypatch.setattr(session.schedule, "take", interrupted)
+    before = signal.signal(signal.SIGUSR1, evaluate)
+    try:
+        assert session.next(numbers[session], timeout_seconds=1).value == "batch"
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert read == ["batch"]
 
 
 def test_an_epoch_that_was_left_frees_its_session_for_one_more(session):

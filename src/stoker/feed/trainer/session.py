@@ -150,7 +150,7 @@ class FeedSession:
         self,
         name: str,
         *,
-        lock: threading.Lock,
+        lock: threading.RLock,
         wake: Callable[[], None],
         schedule: Scheduler,
         rank: int = 0,
@@ -543,8 +543,9 @@ class SharedState:
     """State that the I/O thread and the threads that iterate share."""
 
     def __init__(self, *, timeline: Timeline, log: Log, pinned: PinnedMemory | None = None) -> None:
-        # Over the sessions and their contents; held for microseconds.
-        self.lock = threading.Lock()
+        # Over the sessions and their contents; held for microseconds. A signal's handler that comes
+        # meanwhile may iterate over another loader, as to evaluate before the last checkpoint.
+        self.lock = threading.RLock()
         self.sessions: dict[str, FeedSession] = {}
         # Ends every session, later ones too.
         self.failure: BaseException | None = None
