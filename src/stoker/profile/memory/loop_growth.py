@@ -141,8 +141,6 @@ class LoopWatch:
         self._due_at = now + _EVERY_SECONDS
         if not self._looks:
             self._began_at = steps
-            # What was freed before would be taken for what these steps add, and free again.
-            self._give_back()
             self._asked_before = self._asked()
             # Shorter ones count as empty: most collections of a process are.
             lengths = ((id(kept), _length(kept)) for kept in _collections())
@@ -157,6 +155,10 @@ class LoopWatch:
             self._added = _sums_by_name(_LEAST_KEPT * (steps - self._began_at))
             self._instances = Counter(map(type, _instances()))
             self._arrays_at = steps
+        if len(self._looks) in (0, _LEAST_LOOKS):
+            # What the script has freed before, and these walks through all objects, would be taken
+            # for what its steps add, and free again.
+            self._give_back()
         self._looks.append(_Look(steps, self._used()))
 
     def result(self, steps: int) -> LoopGrowth | None:
@@ -174,9 +176,10 @@ class LoopWatch:
         kept: tuple[KeptObjects, ...] = ()
         seen = self._looks[-1].written_bytes - _after_warm_up(self._looks)[0].written_bytes
         if grown >= _LEAST_GROWN:
+            # Before the search, which frees much itself.
+            freed = self._freed_bytes()
             kept = tuple(self._kept(steps, grown))
             if not kept:
-                freed = self._freed_bytes()
                 if freed >= _MUCH_FREED * seen:
                     grown = 0.0
                 # Pages of an array of zeros that is written step by step were asked for before.
