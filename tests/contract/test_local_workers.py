@@ -114,6 +114,8 @@ def test_a_child_that_ends_where_the_script_ignores_sigchld_is_not_waited_for():
         assert child.exitcode is None
     finally:
         signal.signal(signal.SIGCHLD, before)
+        # It would be one of this process's for ever, also to later tests.
+        vars(multiprocessing.process)["_children"].discard(process)
 
 
 # What a thread of the script has, now and then, and a worker needs as it starts.

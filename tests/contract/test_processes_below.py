@@ -1,7 +1,9 @@
 """The processes below this one are found, and their CPU time counts."""
 
 import json
+import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +12,7 @@ import psutil
 import pytest
 
 from stoker.feed.resource_usage import LoaderUsage, _Span
+from stoker.feed.workers.worker_handle import OwnChild
 from stoker.host import processes
 from stoker.host.counters import children_cpu_seconds
 from support.cluster import wait_until
@@ -42,6 +45,20 @@ def test_the_cpu_of_all_processes_below_counts():
             assert _Span(steps=0, trainer_cpu=0.0, is_elsewhere=False).num_children == 0
         finally:
             child.kill()
+
+
+def test_children_that_have_ended_are_not_counted_where_their_end_is_not_known():
+    number = _Span(steps=0, trainer_cpu=0.0, is_elsewhere=False).num_children
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        process = multiprocessing.get_context("fork").Process(target=os.getpid)
+        process.start()
+        OwnChild(process).join()
+        assert process in multiprocessing.active_children()
+        assert _Span(steps=0, trainer_cpu=0.0, is_elsewhere=False).num_children == number
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+        vars(multiprocessing.process)["_children"].discard(process)
 
 
 BURN = """

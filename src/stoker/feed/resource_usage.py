@@ -249,6 +249,8 @@ class _Span:
         pids = [child.pid for child in multiprocessing.active_children() if child.pid]
         if is_elsewhere:
             pids = descendant_pids()
+        # Where the script ignores SIGCHLD, those that have ended stay among the active ones.
+        pids = [pid for pid in pids if os.path.exists(f"/proc/{pid}")]
         ended = resource.getrusage(resource.RUSAGE_CHILDREN)
         self.num_children = len(pids)
         # Including ended ones, whose CPU time would be lost between two looks.
