@@ -7,7 +7,6 @@ import io
 import itertools
 import logging
 import logging.handlers
-import mmap
 import queue
 import weakref
 from collections import OrderedDict, defaultdict, deque
@@ -216,30 +215,6 @@ def test_what_was_freed_before_the_first_step_hides_no_growth():
     growth = watch.result(STEPS)
     assert growth is not None
     assert growth.grown_bytes_per_step == MB
-
-
-@pytest.mark.parametrize("keeps", [False, True], ids=["written", "kept"])
-def test_an_array_of_zeros_that_is_written_step_by_step_is_no_growth(keeps):
-    # As of a replay buffer, or of what is known of each sample.
-    # Garbage of tests before would be freed meanwhile. And from the kernel: glibc may have so much
-    # that is written already, and free.
-    gc.collect()
-    pages = mmap.mmap(-1, STEPS * MB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    buffer = np.frombuffer(pages, dtype=np.uint8).reshape(STEPS, MB)
-    # Each has the one before it, which nothing names.
-    held: dict[str, object] = {}
-    watch = LoopWatch(clock=iter(range(10**6)).__next__)
-    for number in range(STEPS):
-        watch.look(number)
-        if keeps:
-            held = {"before": held, "array": np.ones(MB, dtype=np.uint8)}
-        else:
-            buffer[number] = 1
-    growth = watch.result(STEPS)
-    assert growth is not None
-    assert growth.grown_bytes_per_step == pytest.approx(MB, rel=0.2)
-    # Without the first third of the steps.
-    assert (growth.seen_bytes > 10 * MB) == keeps
 
 
 def test_what_the_first_steps_take_is_no_growth_that_nothing_explains():
