@@ -36,3 +36,13 @@ def test_a_lock_that_the_interrupted_thread_has_does_not_keep_it(tmp_path, is_lo
     code, said = run_warm([str(script)], clean_environ(), timeout=60)
     assert code == -signal.SIGTERM
     assert said == ("" if is_locked else "left\n")
+
+
+def test_where_no_thread_is_left_it_leaves_what_it_has(tmp_path):
+    script = tmp_path / "script.py"
+    limit = (
+        "def refused(*given):\n    raise RuntimeError\nphases._thread.start_new_thread = refused\n"
+    )
+    script.write_text(STOPPED.format(is_locked=False).replace("session =", f"{limit}session =", 1))
+    code, said = run_warm([str(script)], clean_environ(), timeout=60)
+    assert (code, said) == (-signal.SIGTERM, "left\n")

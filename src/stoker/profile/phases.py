@@ -1087,10 +1087,11 @@ def _handle(
         # The process ends here, without its exit handlers.
         signal.signal(number, signal.SIG_DFL)
         if session.is_here:
-            with contextlib.suppress(Exception):
-                # This thread may be in the middle of anything, and have a lock that the last word
-                # waits for. Not a Thread: its start takes locks as well.
+            # This thread may be in the middle of anything, and have a lock that the last word waits
+            # for. Not a Thread: its start takes locks as well.
+            with contextlib.suppress(RuntimeError):
                 _thread.start_new_thread(_end_late, (number,))
+            with contextlib.suppress(Exception):
                 session.leave_word()
         signal.raise_signal(number)
 
