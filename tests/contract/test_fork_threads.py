@@ -58,8 +58,12 @@ if not pid:
     {code}
     os._exit(0)
 until = time.monotonic() + {seconds}
-while not (found := wait_without_end(pid)) and time.monotonic() < until:
-    time.sleep(0.01)
+found = ""
+while not found and time.monotonic() < until:
+    found = wait_without_end(pid)
+    time.sleep(0.05)
+    # As it says: one look may come as the process just begins a thread, and waits for it.
+    found = found if found == wait_without_end(pid) else ""
 print(bool(found), found == wait_without_end(pid))
 os.kill(pid, signal.SIGKILL)
 os.waitpid(pid, 0)

@@ -171,7 +171,8 @@ def _stop_draws() -> None:
         _here.lock.acquire()
     if torch_random := sys.modules.get("torch.random"):
         # Its lock cannot be kept. Who has it needs Python's for the next draw, which this thread
-        # has from here to the fork; who is about to take it has taken it by the last of these.
+        # has from here to the fork; who is about to take it has taken it by the last of these. Not
+        # a loop of Python's, between whose turns another thread may have Python's lock.
         read = torch_random.default_generator.get_state
         deque(itertools.starmap(read, itertools.repeat((), _NUM_READS)), maxlen=0)
 

@@ -66,10 +66,10 @@ def wait_without_end(pid: int) -> str:
     except OSError:
         return ""
     # Of a thread that runs it is one word; else its number, arguments, stack and place in the code.
-    number, *arguments = call.split()
-    if number != str(_FUTEX):
+    number, *arguments = call.split() or [""]
+    if number != str(_FUTEX) or len(arguments) < 4:
         return ""
-    _, operation, _, limit, *_ = (int(argument, 16) for argument in arguments)
+    operation, limit = int(arguments[1], 16), int(arguments[3], 16)
     waits = operation & _OF_THIS_PROCESS and operation % _OF_THIS_PROCESS in _WAITS
     return call if waits and not limit else ""
 
