@@ -20,6 +20,7 @@ import pytest
 import torch
 
 from stoker.profile.memory.loop_growth import LoopWatch, _Look, grown_per_step
+from stoker.profile.rank_results import LoopGrowth
 
 MB = 1_000_000
 STEPS = 40
@@ -150,6 +151,14 @@ def looks(*sizes: int) -> list[_Look]:
     return [_Look(steps, size) for steps, size in enumerate(sizes, start=1)]
 
 
+def growth_of_all_steps(watch: LoopWatch) -> LoopGrowth:
+    for number in range(STEPS):
+        watch.look(number)
+    growth = watch.result(STEPS)
+    assert growth is not None
+    return growth
+
+
 def test_what_is_allocated_once_is_no_growth():
     assert grown_per_step(looks(*[MB] * 30, *[900 * MB] * 30)) == 0.0
     assert grown_per_step(looks(*(place * MB for place in range(60)))) == MB
@@ -170,10 +179,7 @@ def test_what_is_freed_and_kept_by_glibc_is_no_growth(freed, grown):
         give_back=lambda: given_back.append(freed * MB if len(given_back) == 2 else 0),
         clock=iter(range(10**6)).__next__,
     )
-    for number in range(STEPS):
-        watch.look(number)
-    growth = watch.result(STEPS)
-    assert growth is not None
+    growth = growth_of_all_steps(watch)
     assert growth.grown_bytes_per_step == grown
     assert len(given_back) == 3
 
@@ -194,10 +200,7 @@ def test_what_the_search_itself_frees_hides_no_growth(monkeypatch):
         give_back=walked.clear,
         clock=iter(range(10**6)).__next__,
     )
-    for number in range(STEPS):
-        watch.look(number)
-    growth = watch.result(STEPS)
-    assert growth is not None
+    growth = growth_of_all_steps(watch)
     assert growth.grown_bytes_per_step == MB
 
 
@@ -210,10 +213,7 @@ def test_what_was_freed_before_the_first_step_hides_no_growth():
         give_back=kept.clear,
         clock=iter(range(10**6)).__next__,
     )
-    for number in range(STEPS):
-        watch.look(number)
-    growth = watch.result(STEPS)
-    assert growth is not None
+    growth = growth_of_all_steps(watch)
     assert growth.grown_bytes_per_step == MB
 
 
@@ -223,10 +223,7 @@ def test_what_the_first_steps_take_is_no_growth_that_nothing_explains():
     watch = LoopWatch(
         used=lambda: next(used), asked=iter([0, 10**9]).__next__, clock=iter(range(10**6)).__next__
     )
-    for number in range(STEPS):
-        watch.look(number)
-    growth = watch.result(STEPS)
-    assert growth is not None
+    growth = growth_of_all_steps(watch)
     assert growth.grown_bytes_per_step == 50_000
     assert growth.seen_bytes < 2 * MB
 
