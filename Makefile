@@ -1,5 +1,5 @@
 # Everything runs in .venv with the versions of constraints.txt, whose files are known by their hashes
-# (requirements/, made by `make lock`); targets prepare what they need.
+# (requirements/lock makes requirements/); targets prepare what they need.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Processes that share the tests, on two cores: most tests of faults wait.
 JOBS ?= 5
 CHECKS := check-format check-lint check-spelling check-types check-layers
-BENCHMARKS := benchmarks/feed.py benchmarks/prediction.py benchmarks/honesty.py benchmarks/engines.py
+BENCHMARKS := benchmarks/feed.py benchmarks/prediction.py benchmarks/honesty.py
 
 # Stamps: what running needs, and what developing needs on top of it.
 RUN := .venv/.installed-run
@@ -39,7 +39,7 @@ define VENV_OVER_OURS
 endef
 OWN_PIP = $(@D)/bin/python -m pip --disable-pip-version-check install -qq --progress-bar off
 
-.PHONY: help setup run test test-unit coverage test-failed test-skipped test-engines test-libraries test-cluster test-docker check $(CHECKS) fmt docs faults bench soak image image-data image-control wheel lock clean
+.PHONY: help setup run test keel test-all test-e2e test-engines test-libraries test-docker check $(CHECKS) fmt docs bench image wheel clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -49,33 +49,28 @@ setup: $(DEV)  ## .venv with everything that developing needs
 run: $(RUN)  ## the example, end to end: profile, decide, train, evaluate, report
 	@$(BIN)/stoker run configs/mnist.yaml --yes --group dnn=local.c1:1 --group data=local.c1:1:1
 
-test: $(DEV)  ## all tests: unit, contract, faults, end to end; in five processes (most wait), or JOBS
+test: $(DEV)  ## the tests, in five processes (most wait), or JOBS
 	@$(BIN)/pytest -q tests -n $(JOBS)
 
-test-unit: $(DEV)  ## the unit tests alone: with `make check` a minute and a half on two cores
-	@$(BIN)/pytest -q tests/unit -n 2
+keel: $(DEV)  ## stoker from outside alone: at most five minutes on two cores
+	@$(BIN)/pytest -q tests/keel -m 'keel and not e2e' -n 3
 
-coverage: $(DEV)  ## which lines the unit tests run; fails below the percentage of pyproject.toml
-	@rm -rf .cache/coverage && mkdir -p .cache/coverage
-	@$(BIN)/coverage run -m pytest -q tests/unit -n 2
-	@$(BIN)/coverage combine -q && $(BIN)/coverage report
+test-all: test test-e2e test-engines test-libraries test-docker  ## what runs at night: engines, libraries and images, too
 
-test-failed: $(DEV)  ## what failed last, one after the other
-	@$(BIN)/pytest -q tests --last-failed --last-failed-no-failures none
+# What takes long: whole runs, small machines, SageMaker's containers and pipelines.
+test-e2e: $(DEV)
+	@$(BIN)/pytest -q tests -m 'e2e and not library and not engine' -n 3
 
-test-skipped: $(DEV)  ## what was skipped last: once more, after what it needs has been installed
-	@$(BIN)/pytest -q tests --last-skipped -n $(JOBS) || [ $$? -eq 5 ]
-
-test-engines: $(DEV) $(TF) $(RAY) $(MPI)  ## TensorFlow, Ray and MPI for real, in environments of their own
+# TensorFlow, Ray and MPI for real, in environments of their own.
+test-engines: $(DEV) $(TF) $(RAY) $(MPI)
 	@$(BIN)/pytest -q tests/engines -m engine -n $(JOBS)
 
-test-libraries: $(DEV) $(LIBRARIES)  ## libraries that read torch's loaders, fed unchanged, and the tutorial's notebook; in an environment of their own
+# Libraries that read torch's loaders, fed unchanged, and the tutorial's notebook.
+test-libraries: $(DEV) $(LIBRARIES)
 	@.venv-libraries/bin/python -m pytest -q tests/libraries tests/e2e/test_unchanged_scripts.py -m library
 
-test-cluster: $(DEV)  ## what a cluster does to jobs, on the one that KUBECONFIG names; with nodes: tests/cluster/README.md
-	@$(BIN)/pytest -q tests/cluster -m cluster -rs
-
-test-docker: $(DEV)  ## the images, built and run on a Docker engine of their own; as root on Debian
+# The images, built and run on a Docker engine of their own; as root on Debian.
+test-docker: $(DEV)
 	@$(BIN)/pytest -q tests/docker -m docker
 
 # In parallel; all run, also after one has failed, with each tool's output together where make can do that.
@@ -89,10 +84,10 @@ check-lint:
 	@$(BIN)/ruff check -q .
 
 check-spelling:
-	@$(BIN)/codespell src docs tests
+	@$(BIN)/codespell src docs tests benchmarks configs containers components examples pipelines tools *.md
 
 check-types:
-	@$(BIN)/python tests/check_types.py
+	@$(BIN)/mypy --no-error-summary src/stoker pipelines tools
 
 check-layers:
 	@$(BIN)/lint-imports
@@ -106,34 +101,18 @@ docs: $(RUN) $(DOCS)  ## the reference from the code, and the site in .cache/sit
 	@set -o pipefail; NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict 2>&1 | sed '/^INFO/d'
 	@echo "the site: .cache/site/index.html; to look at it: .venv-docs/bin/mkdocs serve"
 
-faults: $(DEV)  ## only the tests that kill, stop and cut real processes
-	@$(BIN)/pytest -q tests -m 'fault and not soak'
-
 bench: $(DEV)  ## compared with the alternatives, an hour; a short look: make bench BENCH=--quick
 	@for file in $(BENCHMARKS); do \
 	  echo "== $$file"; $(BIN)/python "$$file" $(BENCH) || exit 1; done
 
-soak: $(DEV)  ## more examples once; the fault tests, and more of what others test, again and again: make soak ROUNDS=20
-	@$(BIN)/pytest -q tests -m hypothesis --hypothesis-profile soak
-	@for round in $$(seq $(or $(ROUNDS),10)); do \
-	  echo "== round $$round"; $(BIN)/pytest -q tests -m 'fault or soak' || exit 1; done
-
-image: | .venv/bin/python  ## the launcher's image; DOCKER, BASE_IMAGE, IMAGE, LOCK: see containers/launcher
-	@PYTHON=$(BIN)/python containers/build/image launcher
-
-image-data: | .venv/bin/python  ## the same with torch's CPU build, for data hosts; PLATFORMS=linux/amd64,linux/arm64
-	@PYTHON=$(BIN)/python containers/build/image data
-
-image-control: | .venv/bin/python  ## the same without torch, for the steps that train nothing
-	@PYTHON=$(BIN)/python containers/build/image control
+image:  ## an image: make image TARGET=launcher|data|control IMAGE=NAME BUILD=OPTIONS: see containers/launcher
+	@docker buildx build --target $(or $(TARGET),launcher) --file containers/launcher/Dockerfile \
+	  --tag $(or $(IMAGE),stoker-$(or $(TARGET),launcher)) $(or $(BUILD),--load) .
 
 wheel: $(RUN)  ## dist/: wheel and sdist, tried in an empty environment; with the example: requirements/try-wheel run
 	@rm -rf dist
 	@$(BIN)/hatchling build
 	@PYTHON=$(PYTHON) requirements/try-wheel
-
-lock:  ## writes requirements/ after a change of pyproject.toml or constraints.txt
-	@PYTHON=$(PYTHON) requirements/lock
 
 clean:  ## removes .venv, runs and caches
 	@rm -rf .venv .venv-* runs dist .cache .*_cache .hypothesis

@@ -14,20 +14,14 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import feed_balance
 import feed_cpu
 import feed_crowd
-import feed_first
-import feed_huge
 import feed_job
-import feed_on_error
 import feed_overhead
 from measuring import HERE, environment
 from rows import Row, markdown
 
-PARTS = ("even", "exponential", "straggler", "cpu", "mnist", "crowd")
-# Take long, or are no other loader's: only where they are asked for.
-LONG_PARTS = ("first", "huge", "balance", "on_error")
+PARTS = ("even", "exponential", "straggler", "cpu", "flat", "mnist", "crowd")
 RESULT = HERE / "results" / "feed.json"
 
 
@@ -37,17 +31,10 @@ def rows_of(part: str, arguments: argparse.Namespace) -> Iterator[Row]:
         return feed_cpu.rows(
             repetitions=repetitions, is_quick=arguments.quick, python=arguments.python
         )
+    if part == "flat":
+        return feed_cpu.flat_rows(repetitions=repetitions, is_quick=arguments.quick)
     if part == "mnist":
         return feed_job.rows(repetitions=repetitions, is_quick=arguments.quick)
-    if part == "first":
-        cases = feed_first.QUICK_CASES if arguments.quick else feed_first.CASES
-        return feed_first.rows(repetitions=repetitions, cases=arguments.cases or cases)
-    if part == "huge":
-        return feed_huge.rows(repetitions=repetitions)
-    if part == "on_error":
-        return feed_on_error.rows(repetitions=repetitions)
-    if part == "balance":
-        return feed_balance.rows(repetitions=repetitions, is_quick=arguments.quick)
     if part == "crowd":
         return feed_crowd.rows(is_quick=arguments.quick)
     return feed_overhead.rows(
@@ -77,20 +64,13 @@ def main() -> int:
         "--only",
         nargs="+",
         default=PARTS,
-        choices=(*PARTS, *LONG_PARTS),
+        choices=PARTS,
         metavar="PART",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help=f"default: {RESULT.name}")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="the table, to keep")
     parser.add_argument("--repetitions", type=int, help="default 5")
     parser.add_argument("--workers", type=int, nargs="+", default=(), metavar="K")
-    parser.add_argument(
-        "--cases",
-        nargs="+",
-        type=feed_first.case,
-        metavar="SECONDS,WORKERS,COSTS",
-        help="first: only these, such as 2,8,even",
-    )
     parser.add_argument(
         "--hosts", action="store_true", help="overhead: k data hosts of 1 worker, not 1 of k"
     )

@@ -1,11 +1,16 @@
 """Measures CPU time of the trainer's process per GB that it takes, at three sizes of batches."""
 
+import multiprocessing
+import os
+import time
 from collections.abc import Iterator
 
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
 from cases import Case
-from decryption import decryption_cpu_seconds
 from measuring import can_import, rotated, say, spread, trained
 from rows import Comparison, Row, alone, times
+from stoker.feed.engine.records import KEY_BYTES, TAG_BYTES, records
 
 LOADERS = ("raw", "stoker encrypted", "torch local")
 # Name, the module it needs, and how it comes.
@@ -17,7 +22,10 @@ OTHERS = {
 # Images of 0.15 MB a batch: 0.6, 4.8 and 19 MB.
 SIZES = {4: "0.6 MB", 32: "4.8 MB", 128: "19 MB"}
 _MEASURED_IMAGES = 4800
+_FLAT_STEPS = 600
 _FIGURE = "CPU-s/GB"
+_NONCE = bytes(12)
+_BATCHES_BYTES = 100_000_000
 
 
 def rows(*, repetitions: int, is_quick: bool, python: str) -> Iterator[Row]:
@@ -72,6 +80,32 @@ def rows(*, repetitions: int, is_quick: bool, python: str) -> Iterator[Row]:
             )
 
 
+def flat_rows(*, repetitions: int, is_quick: bool) -> Iterator[Row]:
+    """Returns one row for each loader: one worker, no pauses, batches of 4.8 MB."""
+    steps = _FLAT_STEPS // (3 if is_quick else 1)
+    case = Case(
+        workers=1, batch_size=32, warmup=50, steps=steps, step_seconds=0.0, cost_seconds=0.0
+    )
+    seen: dict[str, list[dict[str, float]]] = {}
+    for turn in range(repetitions):
+        for loader in rotated(LOADERS, turn):
+            found = trained(loader, case)
+            cpu, speed = found["cpu_seconds_per_gb"], found["megabytes_per_second"]
+            say(f"flat {loader}: {speed:.0f} MB/s, {cpu:.2f} CPU-s/GB")
+            seen.setdefault(loader, []).append(found)
+    for loader, found in seen.items():
+        for figure, name in (("MB/s", "megabytes_per_second"), (_FIGURE, "cpu_seconds_per_gb")):
+            mine, raw = ([each[name] for each in which] for which in (found, seen["raw"]))
+            yield Row(
+                part="flat",
+                case="1 worker, batches of 4.8 MB",
+                loader=loader,
+                figure=figure,
+                value=spread(mine),
+                comparisons=() if loader == "raw" else (times(mine, raw, beside="raw"),),
+            )
+
+
 def _cpu(found: list[dict[str, float]]) -> list[float]:
     return [each["cpu_seconds_per_gb"] for each in found]
 
@@ -112,3 +146,36 @@ def _row(
 
 def _case(size: int) -> str:
     return f"flat out, batches of {SIZES[size]}, k=2"
+
+
+def decryption_cpu_seconds(nbytes: int) -> float:
+    """Returns CPU-seconds per GB of batches of `nbytes`, decrypted in records of the feed's size.
+
+    A feed that encrypts cannot leave this out.
+
+    Another process encrypts meanwhile, as a data host on this machine does: two cores that are
+    threads of one are slower when both are busy.
+    """
+    cipher = AESGCM(bytes(KEY_BYTES))
+    sizes = [end - start for start, end in records(nbytes)]
+    sealed = {size: cipher.encrypt(_NONCE, bytes(size), None) for size in sizes}
+    plain = memoryview(bytearray(sizes[0]))
+    beside = multiprocessing.get_context("fork").Process(target=_encrypt, args=(sizes[0],))
+    beside.start()
+    try:
+        count = max(1, _BATCHES_BYTES // nbytes)
+        begun = time.thread_time()
+        for _ in range(count):
+            for size in sizes:
+                cipher.decrypt_into(_NONCE, sealed[size], None, plain[:size])
+        return (time.thread_time() - begun) / (count * nbytes / 1e9)
+    finally:
+        beside.kill()
+        beside.join()
+
+
+def _encrypt(nbytes: int) -> None:
+    cipher, parent = AESGCM(bytes(KEY_BYTES)), os.getppid()
+    plain, sealed = bytes(nbytes), bytearray(nbytes + TAG_BYTES)
+    while os.getppid() == parent:
+        cipher.encrypt_into(_NONCE, plain, None, sealed)

@@ -6,11 +6,10 @@
     python benchmarks/gpu.py --device cpu --tiny      a dry run, on any machine
     python benchmarks/gpu.py --markdown               only prints FILE's tables
 
-Groups: honesty, ingest, losses, decoding; neighbours, to_device and shows run only if --only names
-them, and more cases, such as accumulation, only if --case does. One CUDA GPU, torchvision and eight
-cores or more; a case that misses a package or time is left out, and said. Each case runs in its own
-processes, with a time limit, and FILE is written after each. Rows of earlier runs stay until they
-are measured again; benchmarks/README.md says what each figure means.
+Groups: honesty, ingest, losses. One CUDA GPU, torchvision and eight cores or more; a case that
+misses time is left out, and said. Each case runs in its own processes, with a time limit, and FILE
+is written after each. Rows of earlier runs stay until they are measured again; benchmarks/README.md
+says what each figure means.
 """
 
 import argparse
@@ -30,7 +29,6 @@ from pathlib import Path
 
 import gpu_figures
 import gpu_honesty
-import shows
 from gpu_figures import FIGURES, Figure, Maker
 from gpu_honesty import CASES, Judged
 from gpu_machine import Bench, NoTimeError, python_path
@@ -39,12 +37,8 @@ from measuring import environment, version_of
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results" / "gpu.json"
 SCHEMA = "stoker.gpu-benchmark/v1"
-MAKERS: dict[str, tuple[Maker, tuple[str, ...]]] = {
-    **FIGURES,
-    "shows": (shows.figures, tuple(show.name for show in shows.SHOWS)),
-}
+MAKERS: dict[str, tuple[Maker, tuple[str, ...]]] = FIGURES
 GROUPS = ("honesty", *MAKERS)
-USUAL_GROUPS = ("honesty", "ingest", "losses", "decoding")
 # Of a whole run.
 SECONDS = 900.0
 BUDGET_SECONDS, TINY_BUDGET_SECONDS = 30.0, 10.0
@@ -64,19 +58,13 @@ def cases_of(group: str) -> tuple[str, ...]:
     return tuple(case.name for case in CASES) if group == "honesty" else MAKERS[group][1]
 
 
-def is_wanted(case: str, named: Sequence[str] | None) -> bool:
-    """Returns whether a case is to run: it is named, or nothing is and it is no extra."""
-    if named:
-        return case in named
-    extra = {each.name for each in CASES if each.is_extra}
-    return case not in extra | gpu_figures.EXTRA_CASES
-
-
 def wanted(options: argparse.Namespace) -> list[tuple[str, str]]:
     """Returns group and case of all that is to run, in order."""
     cases: list[tuple[str, str]] = []
     for group in options.only:
-        cases += [(group, case) for case in cases_of(group) if is_wanted(case, options.case)]
+        cases += [
+            (group, case) for case in cases_of(group) if not options.case or case in options.case
+        ]
     return cases
 
 
@@ -84,7 +72,7 @@ def expected_seconds(group: str, name: str) -> float:
     """Returns how long a case takes with one H100 and 16 cores, about."""
     if group == "honesty":
         return next(case.seconds for case in CASES if case.name == name)
-    return gpu_figures.SECONDS.get(group, shows.CASE_SECONDS)
+    return gpu_figures.SECONDS[group]
 
 
 def has_run(group: str, name: str, rows: Rows, *, here: Place) -> bool:
@@ -297,7 +285,7 @@ def has_succeeded(group: str, case: str, bench: Bench, *, file: Path, where: Pla
             rows[key(row)] = row, {**where, "date": now, "by": f"{group}: {case}"}
             print(said(row), flush=True)
         write(file, [*rows.values()])
-    except (LookupError, NoTimeError) as err:
+    except NoTimeError as err:
         tell(f"{group}, {case}: left out: {err}")
     except Exception as err:
         # The other cases are not lost for it.
@@ -323,8 +311,7 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--keep", type=Path, metavar="DIR", help="profiles and decisions go there")
     parser.add_argument("--markdown", action="store_true", help="only prints FILE's tables")
     options = parser.parse_args(words)
-    # A case that is named may be of any group.
-    options.only = options.only or (GROUPS if options.case else USUAL_GROUPS)
+    options.only = options.only or GROUPS
     return options
 
 

@@ -1,6 +1,5 @@
 """Figures of the feed on a GPU, each next to torch's of the same run."""
 
-import importlib.util
 import json
 import sys
 import time
@@ -8,9 +7,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import measuring
-import stoker_hosts
 from cases import SAMPLE_BYTES, Case
-from gpu_machine import HERE, TRAINER, Bench
+from gpu_machine import TRAINER, Bench
 
 # Images of 0.15 MB a batch.
 SIZES = {"0.6 MB": 4, "4.8 MB": 32, "19 MB": 128, "77 MB": 512}
@@ -22,10 +20,7 @@ _AGENTS, _WORKERS = 2, 4
 _LOSSES_EPOCHS = 2
 _COMMAND_SECONDS = 150.0
 # Of a case, about, with one H100 and 16 cores.
-SECONDS = {"ingest": 20.0, "losses": 55.0, "decoding": 18.0, "neighbours": 35.0, "to_device": 40.0}
-# Run only if they are named. With data hosts the starved case of honesty has the same figures.
-EXTRA_CASES = frozenset({"rand", "data hosts"})
-_NEIGHBOURS = {"resnet50": 128, "mobilenet_v3_small": 64}
+SECONDS = {"ingest": 20.0, "losses": 55.0}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,89 +102,6 @@ def losses(bench: Bench, case: str) -> Iterator[Figure]:
     )
 
 
-def decoding(bench: Bench, case: str) -> Iterator[Figure]:
-    """Measures decoding on the device, beside today's script alone and with data hosts."""
-    bench.need(SECONDS["decoding"])
-    began = time.monotonic()
-    cores = bench.cores[: bench.quarter]
-    if case == "data hosts":
-        words = [*_training_words(bench), "--epochs", "2" if not bench.is_tiny else "3"]
-        alone = bench.python("gpu_trainer.py", *words, seconds=_COMMAND_SECONDS, cores=cores)
-        fed = trained_by_stoker(bench, words, hosts=bench.data_hosts)
-        batch = int(words[words.index("--batch") + 1])
-        yield Figure(
-            group="decoding",
-            case=f"the unchanged script and {bench.data_hosts} data hosts, whole epochs",
-            figure="pictures/s",
-            stoker=batch / fed["whole_step_seconds"],  # type: ignore[operator]
-            torch=batch / alone["whole_step_seconds"],  # type: ignore[operator]
-            seconds=time.monotonic() - began,
-        )
-        return
-    if importlib.util.find_spec("torchvision") is None:
-        raise LookupError("torchvision is not installed")
-    words = ["--data", str(bench.pictures), "--device", bench.device, "--part", case]
-    words += ["--workers", str(max(1, bench.quarter - 1))]
-    words += ["--model", "tiny", "--batch", "8", "--seconds", "2"] if bench.is_tiny else []
-    seen = bench.python("gpu_decoding_trainer.py", *words, seconds=60, cores=cores)
-    names = {
-        "alone": "decoding alone, workers read the files",
-        "crop": "crop, flip, normalise and the training",
-        "rand": "with RandAugment on the device too",
-    }
-    yield Figure(
-        group="decoding",
-        case=f"nvJPEG on the device: {names[case]}",
-        figure="pictures/s",
-        torch=seen["pictures_per_second"],  # type: ignore[arg-type]
-        seconds=time.monotonic() - began,
-    )
-
-
-def neighbours(bench: Bench, case: str) -> Iterator[Figure]:
-    """Times the step on a batch that is on the device, beside loaders on the same cores."""
-    bench.need(SECONDS["neighbours"] if not bench.is_tiny else 15)
-    began = time.monotonic()
-    cores = len(bench.cores)
-    counts = (0, cores) if bench.is_tiny else (0, cores // 2, cores, cores + cores // 2)
-    words = ["--data", str(bench.pictures), "--device", bench.device]
-    words += ["--loaders", *map(str, counts)]
-    if bench.is_tiny:
-        words += ["--model", "tiny", "--batch", "8", "--side", "32", "--steps", "4"]
-    else:
-        words += ["--model", case, "--batch", str(_NEIGHBOURS[case])]
-    seen = bench.python("gpu_neighbours.py", *words, seconds=120)
-    seconds = time.monotonic() - began
-    for count in counts:
-        yield Figure(
-            group="neighbours",
-            case=f"{case}, {count} loaders on {cores} cores",
-            figure="ms of a step that waits for nothing",
-            torch=seen[str(count)],  # type: ignore[arg-type]
-            seconds=seconds if count == 0 else 0.0,
-        )
-
-
-def tensors(bench: Bench, case: str) -> Iterator[Figure]:
-    """Times the trainer's main thread for batches of 300 small tensors, to the device."""
-    bench.need(35)
-    began = time.monotonic()
-    steps = 30 if bench.is_tiny else 60
-    words = ["--device", bench.device, "--steps", str(steps)]
-    torch = bench.python("gpu_tensors_trainer.py", "--loader", "torch", *words, seconds=60)
-    for loader, how in (("stoker", ".to"), ("to_device", "stoker.to_device")):
-        fed = _tensors_by_hosts(bench, words, loader=loader)
-        for name, figure in (("wall_ms", "ms"), ("cpu_ms", "CPU-ms")):
-            yield Figure(
-                group="to_device",
-                case=f"{case}, {how}",
-                figure=f"{figure} of the trainer's main thread",
-                stoker=fed[name],
-                torch=torch[name],  # type: ignore[arg-type]
-                seconds=time.monotonic() - began if name == "wall_ms" else 0.0,
-            )
-
-
 def trained_by_stoker(bench: Bench, words: list[str], *, hosts: int) -> dict[str, object]:
     """Trains by `stoker train` on a quarter of the cores, with data hosts on others."""
     record = bench.folder / "fed.json"
@@ -218,28 +130,9 @@ def _training_words(bench: Bench) -> list[str]:
     return [*words, "--model", "resnet50", "--batch", "128"]
 
 
-def _tensors_by_hosts(bench: Bench, words: list[str], *, loader: str) -> dict[str, float]:
-    folder = bench.folder / f"tensors-{loader}"
-    folder.mkdir()
-    record = folder / "record.json"
-    command = [sys.executable, str(HERE / "gpu_tensors_trainer.py"), "--loader", loader]
-    stoker_hosts.run_under_stoker(
-        [*command, *words, "--record", str(record)],
-        folder=folder,
-        hosts=1,
-        workers_each=1 if bench.is_tiny else _WORKERS,
-        seconds=60,
-    )
-    found: dict[str, float] = json.loads(record.read_text())
-    return found
-
-
 Maker = Callable[[Bench, str], Iterator[Figure]]
 # Each group's function, and its cases.
 FIGURES: dict[str, tuple[Maker, tuple[str, ...]]] = {
     "ingest": (ingest, tuple(SIZES)),
     "losses": (losses, ("losses",)),
-    "decoding": (decoding, ("alone", "crop", "rand", "data hosts")),
-    "neighbours": (neighbours, tuple(_NEIGHBOURS)),
-    "to_device": (tensors, ("300 small tensors",)),
 }

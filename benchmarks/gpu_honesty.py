@@ -1,7 +1,6 @@
 """Advice on trainings of a GPU: profiled, decided on, followed, and held against whole epochs."""
 
 import contextlib
-import importlib.util
 import json
 import re
 import shutil
@@ -45,8 +44,6 @@ class Case:
         actions: That may be advised.
         is_whole: It has all cores of the machine, not a quarter.
         workers: "quarter", "all", "rest" (all but two) or a number.
-        module: Python package that it needs.
-        is_extra: Only run if it is named.
         seconds: Start-up, profile and two training runs, with one H100 and 16 cores, about.
         budget: Of its profile, in times of the other cases'.
         fix: The fix that has to be named, and which option of the script follows it.
@@ -60,24 +57,9 @@ class Case:
     actions: tuple[str, ...]
     is_whole: bool = False
     workers: str = "quarter"
-    module: str = ""
     fix: tuple[str, str] | None = None
-    is_extra: bool = False
     seconds: float = 75.0
     budget: float = 1.0
-
-
-def _starved(name: str, about: str, *options: str) -> Case:
-    """Returns another script of the starved kind, which is profiled only if it is named."""
-    return Case(
-        name=name,
-        about=about,
-        options=("--model", "resnet50", *options),
-        bottlenecks=("cpu",),
-        states=("cpu",),
-        actions=("heterogeneous",),
-        is_extra=True,
-    )
 
 
 _LIGHT = ("--augment", "light")
@@ -156,44 +138,13 @@ CASES: tuple[Case, ...] = (
         budget=2.0,
     ),
     Case(
-        name="Hugging Face",
-        about="ViT, bf16, transformers' Trainer, 4 workers on 4 cores",
-        options=("--engine", "huggingface"),
+        name="CUDA graphs",
+        about="ResNet-50, torch.compile, reduce-overhead, 4 workers on 4 cores",
+        options=("--model", "resnet50", "--compile", "--compile-mode=reduce-overhead"),
         bottlenecks=("cpu",),
         states=("cpu",),
         actions=("heterogeneous",),
-        module="transformers",
-        seconds=70.0,
-    ),
-    Case(
-        name="Lightning",
-        about="ResNet-50, bf16-mixed, 4 workers on 4 cores",
-        options=("--engine", "lightning", "--model", "resnet50"),
-        bottlenecks=("cpu",),
-        states=("cpu",),
-        actions=("heterogeneous",),
-        module="lightning",
-        seconds=70.0,
-    ),
-    _starved("accumulation", "four batches an optimizer's step", "--accumulate", "4"),
-    _starved("GradScaler", "float16, whose scaler reads a value of the GPU", "--scaler"),
-    _starved("two optimizers", "each for a half of the network", "--two-optimizers"),
-    _starved(
-        "CUDA graphs",
-        "torch.compile, reduce-overhead",
-        "--compile",
-        "--compile-mode=reduce-overhead",
-    ),
-    Case(
-        name="GPU-bound, accumulation",
-        about="ResNet-152, light augmentation, four batches an optimizer's step",
-        options=("--model", "resnet152", "--accumulate", "4", *_LIGHT),
-        bottlenecks=("accelerator",),
-        states=("accelerator",),
-        actions=("keep",),
-        is_whole=True,
-        workers="rest",
-        is_extra=True,
+        seconds=100.0,
     ),
 )
 
@@ -256,8 +207,6 @@ def judge(case: Case, bench: Bench) -> Judged:
         NoTimeError: If too little of the whole run's time is left.
         CommandError: If a command failed.
     """
-    if case.module and importlib.util.find_spec(case.module) is None:
-        raise LookupError(f"{case.module} is not installed")
     bench.need(case.seconds if not bench.is_tiny else 20)
     began = time.monotonic()
     trial = _Trial(case, bench)
@@ -495,18 +444,9 @@ def _row(
         is_right=is_right,
         is_inside=low <= measured <= high,
         seconds=seconds,
-        note=", ".join([*_decoded(profile), *trial.lasted]),
+        note=", ".join(trial.lasted),
         others_vcpus=(profile.get("observed") or {}).get("others_vcpus") or 0.0,
     )
-
-
-def _decoded(profile: Mapping) -> list[str]:  # type: ignore[type-arg]
-    """Says how many JPEGs the profile saw decoded on the device."""
-    decoding = profile.get("gpu_decoding")
-    if not decoding:
-        return []
-    rates = [decoding["pictures_per_second"], decoding.get("augmented_per_second") or 0.0]
-    return ["{:.0f} JPEGs/s on the device, {:.0f} with crop, flip and normalise".format(*rates)]
 
 
 def text(row: Judged) -> str:

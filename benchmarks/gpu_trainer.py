@@ -200,19 +200,11 @@ def train(options: argparse.Namespace) -> dict[str, object]:
     loader = make_loader(options)
     layout = torch.contiguous_format if options.deterministic else torch.channels_last
     model = network(options.model).to(device, memory_format=layout)
-    trained = list(model.parameters())
-    half = len(trained) // 2 if options.two_optimizers else 0
-    optimizers = [
-        torch.optim.SGD(parameters, lr=0.01, momentum=0.9)
-        for parameters in (trained[:half], trained[half:])
-        if parameters
-    ]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     run = model
     if options.compile:
         how = {"backend": options.compile_backend, "mode": options.compile_mode}
         run = torch.compile(model, **how)
-    precision = torch.float16 if options.scaler else torch.bfloat16
-    scaler = torch.amp.GradScaler(device.type, enabled=options.scaler)
     clock = Clock(device)
     losses: list[torch.Tensor] = []
     accuracies: list[float] = []
@@ -223,16 +215,12 @@ def train(options: argparse.Namespace) -> dict[str, object]:
                 break
             pictures = pictures.to(device, non_blocking=True, memory_format=layout)
             labels = labels.to(device, non_blocking=True)
-            with torch.autocast(device.type, dtype=precision):
+            with torch.autocast(device.type, dtype=torch.bfloat16):
                 loss = torch.nn.functional.cross_entropy(run(pictures), labels)
-            scaler.scale(loss / options.accumulate).backward()
+            loss.backward()
             steps += 1
-            if steps % options.accumulate == 0:
-                for optimizer in optimizers:
-                    scaler.step(optimizer)
-                scaler.update()
-                for optimizer in optimizers:
-                    optimizer.zero_grad(set_to_none=True)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
             if options.deterministic:
                 losses.append(loss.detach())
         if options.valid:
@@ -265,7 +253,6 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--data", type=Path, help="folder with train and valid")
     parser.add_argument("--record", type=Path, help="what the script saw goes there, as JSON")
-    parser.add_argument("--engine", default="plain", choices=("plain", "huggingface", "lightning"))
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--model", default="resnet50")
     parser.add_argument("--augment", default="rand", choices=("rand", "light"))
@@ -277,9 +264,6 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--compile-mode", help="as torch.compile has it: reduce-overhead, ...")
     parser.add_argument("--compile-backend", default="inductor")
-    parser.add_argument("--accumulate", type=int, default=1, help="batches of an optimizer's step")
-    parser.add_argument("--scaler", action="store_true", help="float16 with a GradScaler")
-    parser.add_argument("--two-optimizers", action="store_true", help="each for a half")
     parser.add_argument("--deterministic", action="store_true", help="and the losses are recorded")
     parser.add_argument("--valid", action="store_true", help="validates after each epoch")
     parser.add_argument("--ready", action="store_true", help="batches are ready at once")
@@ -292,12 +276,7 @@ def main() -> None:
     options = parsed()
     if options.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    if options.engine == "plain":
-        seen = train(options)
-    else:
-        import gpu_frameworks
-
-        seen = gpu_frameworks.train(options)
+    seen = train(options)
     if options.record is not None:
         options.record.write_text(json.dumps(seen))
 

@@ -273,7 +273,6 @@ class Row:
         busy_vcpus: That this benchmark kept busy beside, on purpose.
         others_vcpus: vCPUs that other programs, these among them, kept busy meanwhile.
         speed_change: Of the machine's cores meanwhile, the quickest look over the slowest.
-        speed_spread: That the profile saw from second to second; see docs/method.md.
         steps_today: Of the runs on today's cluster, one a pair.
         error: How far the parts of the profile miss its step, as a share of it.
         without_quota: Today's step without the quota over the one with it; 0: there is none.
@@ -300,7 +299,6 @@ class Row:
     seconds: float
     when: str
     speed_change: float = 1.0
-    speed_spread: float = 0.0
     steps_today: tuple[float, ...] = field(default=())
     error: float = 0.0
     without_quota: float = 0.0
@@ -426,7 +424,6 @@ def run_case(
         when=datetime.now(UTC).isoformat(timespec="seconds"),
         speed_change=max(speeds) / min(speeds),
         steps_today=tuple(found["today"]),
-        speed_spread=profile["observed"].get("cpu_speed_spread") or 0.0,
         error=error,
         without_quota=without_quota,
     )
@@ -439,7 +436,11 @@ def advised(decision: Mapping) -> Mapping:  # type: ignore[type-arg]
         for plan in decision["plans"]
         if plan["action"] == "tune" and not plan["feasible"] and "predicted" in plan
     )
-    return next(free, decision["plan"])
+    # A probable plan is a try, no advice that is judged here.
+    kept = decision["plan"]
+    if decision["verdict"] == "probable":
+        kept = next(plan for plan in decision["plans"] if plan["action"] == "keep")
+    return next(free, kept)
 
 
 @contextlib.contextmanager
@@ -621,8 +622,6 @@ def _workload(
             "cluster": {"dnn": {"instance_type": case.today, "count": 1}},
             "constraints": {
                 "objective": "time",
-                # A probable plan is a try, no advice that is judged here.
-                "follow": "sure",
                 "max_data_hosts": 1,
                 "allowed_instance_types": sorted(types),
             },
@@ -678,7 +677,7 @@ def text(row: Row) -> str:
         f"states {','.join(row.states) or '-'}; step {row.profiled_step * 1e3:.1f} ms profiled, "
         f"{statistics.median(row.steps_today) * 1e3:.1f} today, parts {row.error:+.0%}, "
         + (f"without the quota {row.without_quota:.2f}, " if row.without_quota else "")
-        + f"speed within {row.speed_change - 1:.0%}, {row.speed_spread:.0%} a second; "
+        + f"speed within {row.speed_change - 1:.0%}; "
         f"{row.seconds:.0f} s"
     )
 

@@ -1,4 +1,4 @@
-"""Draws the pictures of the README from the committed results: a bar chart, and badges.
+"""Draws the pictures of the README from the committed results: a bar chart.
 
     python benchmarks/pictures.py
 
@@ -9,7 +9,6 @@ see it are written into the README.
 import json
 import re
 import textwrap
-import tomllib
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -129,15 +128,11 @@ def in_words(document: dict[str, Any]) -> str:
 def block(document: dict[str, Any]) -> str:
     """Returns the README's chart with its caption."""
     machine = document["machine"].partition(",")[0]
-    losers = {row["loader"] for row in document["rows"] if not row["order_kept"]}
-    lost = " and ".join(name for loader, name in LOADERS.items() if loader in losers)
     caption = (
         f"*{TITLE} (less is better), with four workers: "
         f"`{document['command']}` of {document['date'][:10]}, medians, {machine}. Workers "
-        "sleep in place of computing, and all hosts share one machine: this shows what moving "
-        "batches costs, not what making them costs."
-        + (f" {lost} (with a star) do not keep the order of batches." if lost else "")
-        + " [More](benchmarks/README.md).*"
+        "sleep in place of computing, and all hosts share one machine. "
+        "[More](benchmarks/README.md).*"
     )
     return "\n".join(
         [
@@ -181,37 +176,13 @@ def _bar(
     ]
 
 
-def badge(name: str, value: str) -> str:
-    """Draws two words in a box, as badges are; it is true without asking anybody."""
-    left, right = (round(7.1 * len(word)) + 14 for word in (name, value))
-    width = left + right
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} 20" width="{width}" '
-            'height="20" role="img" aria-labelledby="title">',
-            f'<title id="title">{name}: {value}</title>',
-            f"<style>text {{ font: 11.5px {FONT}; fill: #ffffff; text-anchor: middle; }}</style>",
-            f'<rect width="{width}" height="20" rx="3" fill="#0b63c5"/>',
-            f'<path d="M3 0H{left}V20H3a3 3 0 0 1 -3 -3V3a3 3 0 0 1 3 -3z" fill="#4a5361"/>',
-            f'<text x="{left / 2:g}" y="14">{name}</text>',
-            f'<text x="{left + right / 2:g}" y="14">{value}</text>',
-            "</svg>",
-            "",
-        ]
-    )
-
-
 def pictures() -> dict[Path, str]:
     """Returns the README and its pictures, and what belongs in each file."""
     document = results()
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    least = project["requires-python"].removeprefix(">=")
     return {
         DOCS / "overhead-light.svg": chart(document, LIGHT),
         DOCS / "overhead-dark.svg": chart(document, DARK),
-        DOCS / "badge-python.svg": badge("Python", f"{least} or newer"),
         ROOT / "README.md": with_block((ROOT / "README.md").read_text(), document),
-        DOCS / "badge-licence.svg": badge("licence", project["license"]),
     }
 
 

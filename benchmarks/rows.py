@@ -30,8 +30,7 @@ class Row:
     """A row is one line of the table.
 
     Attributes:
-        part: Of the benchmark: even, exponential, straggler, cpu, mnist, first, huge, balance,
-            crowd or on_error.
+        part: Of the benchmark: even, exponential, straggler, cpu, mnist or crowd.
         case: What was measured, in words.
         figure: Name and unit of `value`.
         value: None: not measured, `note` says why.

@@ -54,6 +54,13 @@ def run_under_stoker(
     token = folder / "token"
     token.write_text(secrets.token_hex(32))
     token.chmod(0o600)
+    run = {
+        "run_id": "feed-overhead",
+        "workers": {"dnn": 0, "data": workers_each},
+        "feed": dict(feed or {}),
+        "processes_per_host": ranks,
+    }
+    (folder / "run.json").write_text(json.dumps(run))
     processes: dict[str, subprocess.Popen[bytes]] = {}
     try:
         for name, port in zip(names, ports, strict=True):
@@ -63,13 +70,8 @@ def run_under_stoker(
                 **os.environ,
                 # Data hosts import the dataset's class by name, as from an installed package.
                 "PYTHONPATH": os.pathsep.join([*map(str, modules), *_module_paths()]),
-                "STOKER_RUN_ID": "feed-overhead",
+                "STOKER_RUN": str(folder / "run.json"),
                 "STOKER_BASE_DIR": str(base),
-                "STOKER_TOKEN_FILE": str(token),
-                "STOKER_WORKERS": json.dumps({"dnn": 0, "data": workers_each}),
-                "STOKER_STRATEGY": "auto",
-                "STOKER_FEED": json.dumps(dict(feed or {})),
-                "STOKER_PROCESSES_PER_HOST": str(ranks),
                 "STOKER_ADVERTISE": "127.0.0.1",
                 "STOKER_PORT": str(port),
                 "STOKER_COORDINATOR": f"127.0.0.1:{ports[0]}",
@@ -166,7 +168,7 @@ def _tail(log: Path) -> str:
 
 
 def _is_of_fork_server(process: psutil.Process) -> bool:
-    return "stoker.feed.agent.forkserver" in process.cmdline()
+    return "stoker.feed.engine.loader_process" in process.cmdline()
 
 
 def wait_for_fork_servers(root: psutil.Process, count: int, *, seconds: float = 60.0) -> None:

@@ -3,7 +3,7 @@
 What a page says comes from where the code says it: keys and fields from the records' types and
 docstrings, options from the parser, Python names from their signatures and docstrings, variables
 from `stoker.environment`, exit codes and ports from the classes that have them. To change a page,
-change that, and run this again; tests/contract/test_reference.py compares the two.
+change that, and run this again; tests/contract/test_reference.py compares the schema.
 
     .venv/bin/python docs/make_reference.py
 
@@ -29,12 +29,12 @@ from types import MappingProxyType
 import typer.main
 
 from stoker import errors
-from stoker.cli.app import VERBS, app_for
-from stoker.environment import ProcessSettings
+from stoker.cli.parser import app as parser
+from stoker.environment import VARIABLES, ProcessSettings
 from stoker.logs import EventName
 from stoker.records import RECORDS, FeedSettings
 from stoker.records.engine import PRESETS
-from stoker.records.schema import field_texts, purpose_of, schema_of
+from stoker.records.schema import field_texts, schema_of
 
 ROOT = Path(__file__).parents[1]
 HEAD = (
@@ -74,8 +74,6 @@ Schema = Mapping[str, typing.Any]
 _PATTERNS = {
     "^s3://[^/]+(/.*)?$": "an s3:// address",
     "^arn:aws[a-z-]*:iam::[0-9]{12}:role/?[^ ]+$": "the ARN of a role",
-    "^arn:aws[a-z-]*:sqs:": "the ARN of a queue",
-    "^(arn:aws[a-z-]*:batch:.+:job-queue/)?[A-Za-z0-9_-]{1,128}$": "the name or ARN of a job queue",
     "^pvc://[a-z0-9]([a-z0-9.-]*[a-z0-9])?(/.*)?$": "pvc://CLAIM/FOLDER",
     "^(pvc://[a-z0-9]([a-z0-9.-]*[a-z0-9])?(/.*)?|registry:[A-Za-z0-9](-*[A-Za-z0-9])*)$": "pvc://"
     "CLAIM/FOLDER or registry:GROUP",
@@ -112,7 +110,7 @@ def workload_page() -> str:
         "A workload is a YAML file; [configs/mnist.yaml](../../configs/mnist.yaml) is one. Only "
         "`name` and `command` are required. An unknown key is an error that names the nearest "
         "known one. `--set KEY=VALUE` changes any key for one run, such as "
-        "`--set feed.credits=4`.",
+        "`--set feed.lease_seconds=60`.",
         "",
         "Editors that know YAML's language server show these words and complete keys, with this "
         "first line in the file:",
@@ -122,7 +120,7 @@ def workload_page() -> str:
         "```",
         "",
         "`stoker schema workload > workload.schema.json` writes the schema of the version that is "
-        "installed; projects of `stoker init` have it next to their workloads.",
+        "installed.",
         "",
         "Keys without another note are read on all platforms.",
         "",
@@ -354,7 +352,7 @@ def _record_table(schema: Schema, name: str, *, of: str) -> Iterator[str]:
 
 def cli_page() -> str:
     """Returns the page of all commands and their options."""
-    app = typer.main.get_command(app_for(*VERBS))
+    app = typer.main.get_command(parser)
     commands: Mapping[str, typing.Any] = vars(app)["commands"]
     by_panel: dict[str, list[str]] = {}
     for name, command in commands.items():
@@ -397,7 +395,7 @@ def _command(name: str, command: typing.Any, *, common: Collection[str]) -> Iter
     words = [_argument_words(param) for param in arguments if not vars(param).get("hidden")]
     usage = " ".join(["stoker", name, *(["[OPTIONS]"] if options else []), *words])
     yield from ("", f"## stoker {name}", "", "```text", usage, "```", "")
-    yield from _help_lines(command.help or VERBS.get(name, ""))
+    yield from _help_lines(command.help or "")
     shown = [param for param in arguments if not vars(param).get("hidden") and param.help]
     if shown:
         yield ""
@@ -471,9 +469,7 @@ def _help_lines(text: str) -> Iterator[str]:
 
 # Python. Its source is parsed, not imported: a page needs neither torch nor kfp nor an SDK.
 
-MODULES = ("stoker", "stoker.keras", "stoker.kubeflow", "stoker.sagemaker")
-# stoker.keras has no list: it is one function.
-_NAMES = {"stoker.keras": ("timed",)}
+MODULES = ("stoker", "stoker.kubeflow", "stoker.sagemaker")
 _SECTIONS = re.compile(r"(Args|Attributes|Returns|Raises|Yields|Example):")
 # What stands for an output of a step, or what Kubeflow itself hands over: no input of a component.
 _NO_INPUT = re.compile(r"Output\[|OutputText|PipelineTaskFinalStatus")
@@ -515,7 +511,7 @@ def python_page() -> str:
 
 def public(module: str) -> list[str]:
     """Returns a module's public names: functions before classes and constants, each by name."""
-    names = _NAMES.get(module) or _list_named("__all__", _parsed(module))
+    names = _list_named("__all__", _parsed(module))
     return sorted(
         (name for name in names if name != "__version__"),
         key=lambda name: (not name[0].islower(), name.lower()),
@@ -749,29 +745,27 @@ def examples(module: str) -> dict[str, str]:
 # Which of stoker's own variables people set or read: what for.
 PUBLIC = MappingProxyType(
     {
-        "STOKER_BACKEND": "your script reads it, with strategy smddp",
         "STOKER_COMMAND": "you set it for an image whose command line is fixed",
-        "STOKER_FEED": "you set it, for a script that runs alone",
         "STOKER_INSTANCE_TYPE": "you set it",
         "STOKER_KUBEFLOW_NAMESPACE": "you set it",
         "STOKER_KUBEFLOW_TOKEN": "you set it",
         "STOKER_METRICS": "a script without stoker in its environment writes to it",
         "STOKER_OUTPUT": "your script may write to it",
-        "STOKER_ROLES": "you set it, for a job that stoker does not submit",
+        "STOKER_RUN": "you set it, for a script or a job that stoker does not start",
         "STOKER_RUN_ID": "your script may read it",
-        "STOKER_TENSORBOARD": "your script reads it, with `tracking.tensorboard`",
-        "STOKER_TOKEN_FILE": "you set it, for a job that stoker does not submit",
         "STOKER_WEBHOOK_URL": "you set it, with `notify`",
-        "STOKER_WORKERS": "you set it, for a job that stoker does not submit",
     }
 )
 # Public variables that no record of `stoker.environment` declares, with their meaning.
 MEANINGS = MappingProxyType(
     {
+        "STOKER_RUN": "File run.json with the settings of the run, its token beside it, or the "
+        'document itself, such as {"feed": {"max_errors": 3}}.',
+        "STOKER_RUN_ID": "Id of the run, in every log line.",
         "STOKER_INSTANCE_TYPE": "This host's instance type, as profiles and catalogs name it.",
         "STOKER_KUBEFLOW_NAMESPACE": "Your namespace in Kubeflow Pipelines.",
-        "STOKER_KUBEFLOW_TOKEN": "Your token for Kubeflow Pipelines, a secret. `--token-file` and "
-        "`kubernetes.kubeflow.token_file` override it.",
+        "STOKER_KUBEFLOW_TOKEN": "Your token for Kubeflow Pipelines, a secret. "
+        "`kubernetes.kubeflow.token_file` overrides it.",
         "STOKER_WEBHOOK_URL": "The webhook's address, a secret. `notify.variable` names another "
         "variable.",
     }
@@ -799,17 +793,8 @@ def environment_page() -> str:
 
 def _declared() -> Iterator[tuple[str, str]]:
     texts = field_texts(ProcessSettings)
-    for name, hint in typing.get_type_hints(ProcessSettings, include_extras=True).items():
-        kind, variable = typing.get_args(hint)
-        text = texts.get(name) or _flat(purpose_of(_plain_type(kind)))
-        yield variable.name, text
-
-
-def _plain_type(kind: object) -> type:
-    found = [each for each in typing.get_args(kind) if each is not type(None)] or [kind]
-    (plain,) = found
-    assert isinstance(plain, type)
-    return plain
+    for name, variable in VARIABLES.items():
+        yield variable, texts.get(name, "")
 
 
 # Files, ports, exit codes.
@@ -824,13 +809,9 @@ RUN_FILES = MappingProxyType(
         "training.json": "The [training](records.md#trainingjson): what ran, and its figures.",
         "evaluation.json": "The [evaluation](records.md#evaluationjson): gates, and the promise.",
         "report.html": "The report: one file, without scripts, that opens offline.",
-        "passive-profile.json": "A profile that the training measured as it ran; `stoker decide` "
-        "takes it.",
         "timeline.csv": "A row for each step of the first rank: waiting, computing, samples.",
-        "feed.csv": "With data hosts: a row each second, with batches, bytes, waits, busy workers "
-        "([columns](../feed.md)).",
-        "gpu.csv": "With NVIDIA's GPUs: a row each second for each GPU of the leader, with its "
-        "load, memory, power and clocks.",
+        "metrics.jsonl": "A line of JSON per interval: steps, waits, hosts, GPUs and memory "
+        "([fields](../feed.md#see-inside)).",
         "bad_samples.csv": "With `feed.on_error`: a row for each sample that was left out or "
         "replaced ([how to](../how-to/bad-samples.md)).",
         "logs/": "The log of each host, with the output of the training's command.",
@@ -867,7 +848,7 @@ def files_page() -> str:
         "",
         *(f"- `{name}`: {text}" for name, text in RUN_FILES.items()),
         "",
-        "Options for files (`--out`, `--report`, `--summary`) name further places. The verbs of "
+        "Options for files (`--out`, `--report`) name further places. The verbs of "
         "one step without `--out` write `profile.json`, `decision.json` or `evaluation.json` to "
         "the current folder. Files are written under another name and renamed: no reader sees a "
         "part of one.",
@@ -916,7 +897,7 @@ _ENGINE_PEERS = MappingProxyType(
     {"dispatcher": "the training, and the workers", "worker": "the training"}
 )
 _CODES = {
-    1: "A bug of stoker; `--debug` shows where.",
+    1: "A bug of stoker; the traceback is printed.",
     2: "Wrong usage, settings or records.",
     3: "The model missed its gate, or the training did no step.",
     4: "The platform refused, or lost a host, or has none; the run lost its follower.",

@@ -1,54 +1,92 @@
 """The retraining pipeline on SageMaker: profile, decide, train, evaluate, gate.
 
-    NeedsProfile ── reuse_profile unset ────► Profile ─► Decide ─► Train ═► Evaluate ─► Gate
-                └── it names a folder ────────────────► Decide ─► Train ═► Evaluate ─► Gate
-                                                        Gate ── passed ──► Register
-                                                             └── not ────► Refuse
+    Profile ─► Decide ─► Train ═► Evaluate ─► Gate ── passed ──► Register
+                                                   └── not ────► Refuse
 
-With `skip_unchanged` in the workload all of it runs only if something has changed:
-
-    Compare ─► HasChanged ── has_changed ──► NeedsProfile and all that follows
-
-═► is taken even if the training fails. Branches cannot join, so the steps after a profile are made
-twice; after a reused profile their names are DecideAgain, TrainAgain and so on. With
-`sagemaker.cache_days` the step FindProfile comes before Profile: if an earlier run has measured
-what a step costs, DecideKept, TrainKept and so on follow in place of Profile and what is after it.
-
-You can add steps before, between and after these. Other arguments of `steps`, with types and
-defaults, become parameters of the pipeline (docs/sagemaker.md of stoker's checkout has an example).
-`stoker compile sagemaker WORKLOAD --out F` reads this file from the current folder.
+Profile alone gets the parameters of a run. It writes the workload with their values, which all
+later steps read, and a profile: a given one, a kept one, or that of a job that it starts and
+follows. ═► is taken even if the training fails. Every step is a small processing job; its outputs
+lie in the run's folder. `stoker compile sagemaker WORKLOAD --out F` reads this file from the
+current folder; add your own steps before, between and after these.
 """
 
 from stoker.sagemaker import (
-    PipelineRequest,
+    INPUT,
+    OUTPUT,
+    WORKLOAD,
+    ConditionEquals,
+    ConditionStep,
+    FailStep,
+    Pipeline,
     PipelineRun,
-    RequestStep,
-    Step,
-    Text,
-    decide_step,
-    evaluate_step,
-    gate_step,
-    pipeline,
-    profile_or_reuse,
-    register_step,
-    train_step,
+    StepDependency,
+    TriggerCondition,
+    text,
+    value_in,
 )
 
 
-def build(request: PipelineRequest) -> str:
-    """Returns the pipeline's definition."""
-    return pipeline(request, steps)
-
-
-def steps(run: PipelineRun) -> list[Step]:
-    """Returns the steps of a run."""
-    return profile_or_reuse(run, after)
-
-
-def after(run: PipelineRun, profile: RequestStep | Text) -> list[Step]:
-    """Returns the steps that follow a profile, new or reused."""
-    decided = decide_step(run, profile=profile)
-    trained = train_step(run, decision=decided)
-    judged = evaluate_step(run, profile=profile, training=trained, refused_expires=True)
-    registered = register_step(run, training=trained, evaluation=judged)
-    return [decided, trained, judged, gate_step(run, evaluation=judged, passed=[registered])]
+def build(run: PipelineRun) -> Pipeline:
+    """Returns the SDK's pipeline."""
+    profile = run.step(
+        "Profile",
+        f"stoker step profile {WORKLOAD} --resolved {OUTPUT}/workload/workload.json "
+        f"--out {OUTPUT}/profile/profile.json --name",
+        run.job_name,
+        *run.params(),
+        inputs={"workload": run.workload_uri},
+        outputs=["workload", "profile"],
+        follows_job=True,
+    )
+    workload = profile.outputs["workload"]
+    decide = run.step(
+        "Decide",
+        f"stoker decide {INPUT}/profile/profile.json --workload {WORKLOAD} "
+        f"--out {OUTPUT}/decision/decision.json",
+        inputs={"workload": workload, "profile": profile.outputs["profile"]},
+        outputs=["decision"],
+        depends_on=[profile],
+    )
+    train = run.step(
+        "Train",
+        f"stoker step train {WORKLOAD} --decision {INPUT}/decision/decision.json "
+        f"--out {OUTPUT}/training/training.json --yes --name",
+        run.job_name,
+        inputs={"workload": workload, "decision": decide.outputs["decision"]},
+        outputs=["training"],
+        values={"Training": f"{OUTPUT}/training/training.json"},
+        depends_on=[decide],
+        follows_job=True,
+    )
+    # It reads the run's whole folder: the service refuses an input that does not exist.
+    evaluate = run.step(
+        "Evaluate",
+        f"stoker step evaluate {INPUT}/run/workload/workload.json --always "
+        f"--profile {INPUT}/run/profile/profile.json --decision {INPUT}/run/decision/decision.json "
+        f"--training {INPUT}/run/training/training.json "
+        f"--out {OUTPUT}/evaluation/evaluation.json --report {OUTPUT}/evaluation/report.html",
+        inputs={"run": run.uri()},
+        outputs=["evaluation"],
+        values={
+            "Evaluation": f"{OUTPUT}/evaluation/evaluation.json",
+            "Metadata": f"{OUTPUT}/evaluation/model-metadata.json",
+        },
+        depends_on=[StepDependency(train, TriggerCondition.ANY)],
+    )
+    report = text("; report: ", evaluate.outputs["evaluation"], "/report.html")
+    reason = text(f"{run.name}: ", value_in(evaluate, "reason"), report)
+    register = run.register("Register", model=value_in(train, "model_uri"), evaluation=evaluate)
+    gate = ConditionStep(
+        name="Gate",
+        conditions=[ConditionEquals(left=value_in(evaluate, "passed"), right=True)],
+        if_steps=[register],
+        else_steps=[FailStep(name="Refuse", error_message=reason)],
+        depends_on=[evaluate],
+    )
+    return Pipeline(
+        name=run.name,
+        parameters=[*run.parameters.values()],
+        steps=[profile, decide, train, evaluate, gate],
+        sagemaker_session=run.session,
+        pipeline_experiment_config=None,
+    )

@@ -30,11 +30,11 @@ from stoker.records.platforms import amount
 Node = Mapping[str, Any]
 
 COLUMNS = (
-    *("instance_type", "family", "vcpus", "memory_gib", "gpus", "gpu_model", "gpu_memory_gib_each"),
-    *("network_gbps", "network_kind", "coremark_per_vcpu", "ec2_usd_per_hour_us_east_1"),
+    *("instance_type", "family", "vcpus", "memory_gib", "gpus", "gpu_model"),
+    *("sustained_gbps", "coremark_per_vcpu", "ec2_usd_per_hour_us_east_1"),
     *("priced_on", "node_selector", "taints", "source"),
 )
-PRICE = COLUMNS[10]
+PRICE = COLUMNS[8]
 # What is left to the daemons of a node: network, proxy, storage, logs, metrics.
 DAEMON_CORES, DAEMON_GIB = Decimal("0.5"), 1
 TYPE, ARCHITECTURE, GPU = "node.kubernetes.io/instance-type", "kubernetes.io/arch", "nvidia.com/gpu"
@@ -118,7 +118,6 @@ def row_of(nodes: Sequence[Node], *, name: str, label: str) -> dict[str, str]:
     keys = (label, TYPE, *SPOT, *((ARCHITECTURE,) if labels.get(ARCHITECTURE) == "arm64" else ()))
     spot = is_spot(labels)
     shared = set.intersection(*(taints(node, accelerator=resource) for node in nodes))
-    gpu_mib = labels.get(f"{GPU}.memory", "")
     model = next((labels[key] for key in MODELS if labels.get(key)), "")
     row = dict.fromkeys(COLUMNS, "") | {
         "instance_type": name,
@@ -126,7 +125,6 @@ def row_of(nodes: Sequence[Node], *, name: str, label: str) -> dict[str, str]:
         "memory_gib": str(gib),
         "gpus": str(gpus),
         "gpu_model": model if gpus else "",
-        "gpu_memory_gib_each": f"{int(gpu_mib) / 1024:g}" if gpu_mib and gpus else "",
         "node_selector": " ".join(f"{k}={labels[k]}" for k in dict.fromkeys(keys) if k in labels),
         "taints": " ".join(sorted(shared)),
         "source": f"{count} node{'s' * (count > 1)} {labels.get(TYPE, '')}{' spot' * spot}",
@@ -139,10 +137,8 @@ def row_of(nodes: Sequence[Node], *, name: str, label: str) -> dict[str, str]:
             row["coremark_per_vcpu"] = f"{machine.coremark_per_vcpu:g}"
         if gpus:
             row["gpu_model"] = machine.accelerator_model or ""
-            row["gpu_memory_gib_each"] = f"{machine.accelerator_memory_gib or 0:g}"
-        if machine.network_gbps:
-            row["network_gbps"] = f"{machine.network_gbps:g}"
-            row["network_kind"] = "up_to" if machine.is_burst_network else "sustained"
+        if machine.sustained_gbps:
+            row["sustained_gbps"] = f"{machine.sustained_gbps:g}"
         if machine.usd_per_hour and not spot:
             row |= {PRICE: f"{machine.usd_per_hour:g}", "priced_on": str(machine.priced_on or "")}
         if machine.accelerators and not gpus:

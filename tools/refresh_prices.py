@@ -31,6 +31,19 @@ ON_DEMAND = {
     "preInstalledSw": "NA",
     "capacitystatus": "Used",
 }
+# SageMaker's price over EC2's. Checked on all 125 types that have both, to 0.4%, on 2026-11-26
+# (tests/unit/test_prices.py checks it on the table); p2 and p3 by the prices of 2022.
+RATIOS = (
+    (r"g\d\w*\.xlarge", 1.40),
+    (r"g\d\w*\..+", 1.25),
+    (r"p2\..+|p3\.2xlarge", 1.25),
+    (r"p3\.8xlarge", 1.20),
+    (r"(p\d|trn\d)[a-z0-9-]*\..+", 1.15),
+    (r"[mcrt]\d[a-z0-9-]*\..+", 1.20),
+)
+# AWS's baseline behind an "up to" figure is at least this for c, m and p types (c5.xlarge: 1.25
+# of "up to 10" for 4 vCPUs); beyond it the network runs on credits, which a training run uses up.
+BASELINE_GBPS_PER_VCPU = 0.3125
 NETWORK = re.compile(r"^(?P<burst>Up to )?(?:(?P<cards>\d+)x )?(?P<gbps>[\d.]+) Gigabit$")
 
 
@@ -71,7 +84,6 @@ def sizes(ec2: Any, kinds: Sequence[str]) -> dict[str, dict[str, str]]:
     for item in (each for page in pages for each in page["InstanceTypes"]):
         row = {
             "vcpus": item["VCpuInfo"]["DefaultVCpus"],
-            "physical_cores": item["VCpuInfo"].get("DefaultCores", ""),
             "memory_gib": item["MemoryInfo"]["SizeInMiB"] / 1024,
         }
         devices = item.get("GpuInfo", {}).get("Gpus") or item.get("NeuronInfo", {}).get(
@@ -82,10 +94,17 @@ def sizes(ec2: Any, kinds: Sequence[str]) -> dict[str, dict[str, str]]:
             row["gpus"] = gpus
         if network := NETWORK.match(item["NetworkInfo"]["NetworkPerformance"]):
             # "4x 100 Gigabit": four network cards, 400 Gbit/s together.
-            row["network_gbps"] = float(network["gbps"]) * int(network["cards"] or 1)
-            row["network_kind"] = "up_to" if network["burst"] else "sustained"
+            gbps = float(network["gbps"]) * int(network["cards"] or 1)
+            if network["burst"]:
+                gbps = min(gbps, BASELINE_GBPS_PER_VCPU * row["vcpus"])
+            row["sustained_gbps"] = gbps
         found[item["InstanceType"]] = {key: str(value) for key, value in row.items()}
     return found
+
+
+def price_ratio(kind: str) -> float | None:
+    """Returns SageMaker's price over EC2's for a type's family; None: not known."""
+    return next((ratio for pattern, ratio in RATIOS if re.fullmatch(pattern, kind)), None)
 
 
 def table(pricing: Any, ec2: Any, *, region: str, trainable: Sequence[str], today: date, out: TextIO
@@ -113,13 +132,19 @@ def table(pricing: Any, ec2: Any, *, region: str, trainable: Sequence[str], toda
     writer = csv.DictWriter(out, columns, lineterminator="\n")
     writer.writeheader()
     for kind, row in zip(kinds, rows, strict=True):
-        usd = (training.get(kind, ""), on_demand.get(kind, ""))
+        usd, estimate = training.get(kind, ""), ""
+        of_ec2 = on_demand.get(kind, "")
+        ratio = price_ratio(kind)
+        if of_ec2 and ratio and not usd:
+            usd, estimate = f"{float(of_ec2) * ratio:.10g}", f"EC2's ${of_ec2} x {ratio:.2f}"
         row = {name.replace("us_east_1", place): cell for name, cell in row.items()}
         row |= described.get(kind, {})
-        row[f"sagemaker_usd_per_hour_{place}"], row[f"ec2_usd_per_hour_{place}"] = usd
-        row["priced_on"] = str(today) if any(usd) else ""
-        row["in_training_enum"] = "yes" if f"ml.{kind}" in trainable else "no"
-        row["source"] = f"SM:price-api-{today}; EC2:price-api-{today}" if any(usd) else ""
+        row |= {f"sagemaker_usd_per_hour_{place}": usd, f"ec2_usd_per_hour_{place}": of_ec2}
+        row["estimate"] = estimate
+        row["priced_on"] = str(today) if usd else ""
+        row["ec2_priced_on"] = str(today) if of_ec2 else ""
+        row["in_training_enum"] = str(f"ml.{kind}" in trainable).lower()
+        row["source"] = f"SM:price-api-{today}; EC2:price-api-{today}" if usd or of_ec2 else ""
         writer.writerow(row)
     blank = [kind for kind in kinds if kind not in training]
     print(f"note: no training price for {', '.join(blank)}" * bool(blank), file=sys.stderr)

@@ -6,122 +6,93 @@ from stoker.workload_file import read_workload
 
 run = PipelineRun.of(read_workload("configs/mnist-sagemaker.yaml"))
 
-# %% text, EXECUTION_ID
+# %% text, EXECUTION_ID, EXECUTION_ARN
 from stoker.sagemaker import EXECUTION_ID, text
 
 folder = text("s3://bucket/features/", EXECUTION_ID)  # another folder in each run
 
-# %% control_step, INPUT, OUTPUT
-from stoker.sagemaker import INPUT, OUTPUT, control_step
+# %% INPUT, OUTPUT
+from stoker.sagemaker import INPUT, OUTPUT
 
 # A step of your own, on a small host: it reads INPUT/raw and writes OUTPUT/data.
-prepared = control_step(
-    run,
-    name="Prepare",
-    command=["python", "-m", "mine.prepare", f"{INPUT}/raw", f"{OUTPUT}/data"],
+prepared = run.step(
+    "Prepare",
+    f"python -m mine.prepare {INPUT}/raw {OUTPUT}/data",
     inputs={"raw": "s3://bucket/raw/"},
     outputs={"data": folder},
 )
-run = run.given(input_data=prepared.outputs["data"])
 
-# %% profile_step
-from stoker.sagemaker import profile_step
+# %% WORKLOAD
+from stoker.sagemaker import WORKLOAD
 
-measured = profile_step(run, depends_on=[prepared])
-
-# %% compare_step
-from stoker.sagemaker import compare_step
-
-asked = read_workload("configs/mnist-sagemaker.yaml", overrides=["skip_unchanged=true"])
-skipping = PipelineRun.of(asked)
-compared = compare_step(skipping)  # in a condition: value_in(compared, "has_changed")
-
-# %% decide_step
-from stoker.sagemaker import decide_step
-
-decided = decide_step(run, profile=measured)
+profiled = run.step(
+    "Profile",
+    f"stoker step profile {WORKLOAD} --resolved {OUTPUT}/workload/workload.json "
+    f"--out {OUTPUT}/profile/profile.json --name",
+    run.job_name,
+    *run.params(input_data=prepared.outputs["data"]),
+    inputs={"workload": run.workload_uri},
+    outputs=["workload", "profile"],
+    values={"Profile": f"{OUTPUT}/profile/profile.json"},
+    depends_on=[prepared],
+    follows_job=True,
+)
 
 # %% value_in
 from stoker.sagemaker import value_in
 
-action = value_in(decided, "action")  # keep, tune, heterogeneous, ...: for a condition
+seconds = value_in(profiled, "step.step_seconds")  # for a condition
 
-# %% train_step
-from stoker.sagemaker import train_step
-
-trained = train_step(run, decision=decided)
-
-# %% evaluate_step
-from stoker.sagemaker import evaluate_step
-
-judged = evaluate_step(run, profile=measured, training=trained)
-
-# %% register_step
-from stoker.sagemaker import register_step
-
-registered = register_step(run, training=trained, evaluation=judged)
-
-# %% gate_step
-from stoker.sagemaker import gate_step
-
-gated = gate_step(run, evaluation=judged, passed=[registered])
-
-# %% only_run_step
-from stoker.sagemaker import only_run_step
-
-guard = only_run_step(run)  # put it first: the others wait for it by depends_on=[guard]
-
-# %% ConditionStep, ConditionEquals, ConditionIn, FailStep
+# %% ConditionStep, ConditionEquals, FailStep
 from stoker.sagemaker import ConditionEquals, ConditionStep, FailStep
 
-if_it_pays = ConditionStep(
-    name="Pays",
-    conditions=[ConditionEquals(left=action, right="heterogeneous")],
-    if_steps=[trained],
-    else_steps=[FailStep(name="Keep", error_message="no cluster beats today's")],
+no_steps = ConditionStep(
+    name="NoSteps",
+    conditions=[ConditionEquals(left=seconds, right=0)],
+    if_steps=[FailStep(name="Stop", error_message="no step was measured")],
 )
 
 # %% StepDependency, TriggerCondition
 from stoker.sagemaker import StepDependency, TriggerCondition
 
-# A step that runs whatever became of the training.
-clean = control_step(
-    run,
-    name="CleanUp",
-    command=["python", "-m", "mine.clean_up"],
-    depends_on=[StepDependency(trained, TriggerCondition.ANY)],
+# A step that runs whatever became of the profile.
+clean = run.step(
+    "CleanUp",
+    "python -m mine.clean_up",
+    depends_on=[StepDependency(profiled, TriggerCondition.ANY)],
 )
 
 # %% RequestStep
 from stoker.sagemaker import RequestStep
 
-# Any request of the API as a step.
-registered_alone = RequestStep(
-    "RegisterAlone",
-    "RegisterModel",
-    {"ModelPackageGroupName": "mnist", "ModelApprovalStatus": "PendingManualApproval"},
-    display_name="Register",
-    depends_on=[judged],
+RequestStep(
+    "Copy",
+    "Processing",
+    {
+        "AppSpecification": {"ImageUri": "ACCOUNT.dkr.ecr.REGION.amazonaws.com/copy:1"},
+        "ProcessingResources": {
+            "ClusterConfig": {
+                "InstanceCount": 1,
+                "InstanceType": "ml.t3.medium",
+                "VolumeSizeInGB": 30,
+            }
+        },
+        "RoleArn": "arn:aws:iam::123456789012:role/mine",
+    },
+    display_name="Copy",
 )
 
-# %% pipeline, PipelineRequest, profile_or_reuse, Step, WORKLOAD
-from collections.abc import Sequence
+# %% Pipeline, ParameterString, ParameterInteger, ParameterFloat, ParameterBoolean
+from stoker.sagemaker import Pipeline
 
-from stoker.sagemaker import RequestStep, Step, Text, pipeline, profile_or_reuse
-
-
-def steps(run: PipelineRun) -> Sequence[Step]:
-    return profile_or_reuse(run, after)
-
-
-def after(run: PipelineRun, profile: RequestStep | Text) -> Sequence[Step]:
-    return [decide_step(run, profile=profile)]
-
-
-# With all parameters of the workload: what `stoker upload sagemaker` does.
-definition = pipeline(run.request, steps)
+Pipeline(
+    name="mine",
+    parameters=[*run.parameters.values()],
+    steps=[prepared, profiled, no_steps, clean],
+    sagemaker_session=run.session,
+)
 
 # %% upload_inputs
 from stoker.sagemaker import upload_inputs
 
-upload_inputs(run)  # once, before the first run: the workload and its code go to S3
+upload_inputs(run)

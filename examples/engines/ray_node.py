@@ -28,7 +28,6 @@ from stoker.errors import StokerError, UsageError
 from stoker.host import spawn
 from stoker.host.machine import host_bytes
 from stoker.host.processes import signal_all
-from stoker.records.engine import places_in
 
 # The path of a UNIX socket has at most 107 bytes; Ray appends this to its folder's.
 MAX_FOLDER_BYTES = 107 - len("/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store")
@@ -88,7 +87,7 @@ def own_variables(environment: Mapping[str, str]) -> dict[str, str]:
     theirs = {
         name: text
         for name, text in environment.items()
-        if name.startswith("RAY_") and name != "RAY_ADDRESS" and not any(places_in(text))
+        if name.startswith("RAY_") and name != "RAY_ADDRESS" and "{" not in text
     }
     return {**_DEFAULTS, **theirs}
 

@@ -1,20 +1,9 @@
 """pipelines/kubeflow.py: with steps of our own before, between and after."""
 
 from kfp import dsl
+from kfp.dsl.graph_component import GraphComponent
 
-from stoker.kubeflow import (
-    KubeflowRequest,
-    PipelineRun,
-    control_step,
-    decide,
-    evaluate,
-    finish,
-    follower,
-    gate,
-    pipeline,
-    profile,
-    train,
-)
+from stoker.kubeflow import RUN_ID, PipelineRun, decide, evaluate, finish, gate, profile, train
 
 
 @dsl.component(base_image="REGISTRY/data:1")
@@ -37,32 +26,31 @@ def deploy(training: str) -> None:
     """Deploys the model."""
 
 
-def build(request: KubeflowRequest) -> str:
-    return pipeline(request, steps, description="Digits, every night.")
+def build(run: PipelineRun) -> GraphComponent:
+    def steps(day: str = "today", least: float = 0.95, **params: object) -> None:
+        image = run.image
+        last = finish(image=image, workload=run.workload, run_id=RUN_ID)
+        with dsl.ExitHandler(run.step(last, "Finish"), name="run"):
+            data = run.step(prepare(day=day), "Prepare").output
+            params["input_data"] = data
+            today = profile(image=image, workload=run.workload, run_id=RUN_ID, params=params)
+            measured = run.step(today, "Profile", follows_job=True).outputs
+            workload = measured["resolved"]
+            plan = decide(image=image, workload=workload, profile=measured["profile"])
+            decision = run.step(plan, "Decide").outputs["decision"]
+            job = train(image=image, workload=workload, run_id=RUN_ID, decision=decision)
+            training = run.step(job, "Train", follows_job=True).outputs["training"]
+            score = run.step(judge(training=training), "Hold-out").output
+            judged = evaluate(
+                image=image,
+                workload=workload,
+                profile=measured["profile"],
+                decision=decision,
+                training=training,
+            )
+            evaluation = run.step(judged, "Evaluate").outputs["evaluation"]
+            passed = run.step(gate(image=image, evaluation=evaluation), "Gate")
+            with dsl.If(score >= least, name="good-enough"):
+                run.step(deploy(training=training).after(passed), "Deploy")
 
-
-def steps(run: PipelineRun, day: str = "today", least: float = 0.95) -> None:
-    """Makes the steps.
-
-    Args:
-        run: The run.
-        day: Whose data is trained on.
-        least: Accuracy on the hold-out set that a model must reach to be deployed.
-    """
-    last = follower(finish(**run.inputs(finish)), run, name="Finish")
-    with dsl.ExitHandler(last, name="run"):
-        data = control_step(prepare(day=day), run, name="Prepare").output
-        today = profile(**run.inputs(profile, input_data=data))
-        measured = follower(today, run, name="Profile").outputs["profile"]
-        decided = decide(profile=measured, **run.inputs(decide))
-        decision = control_step(decided, run, name="Decide").outputs["decision"]
-        job = train(profile=measured, decision=decision, **run.inputs(train, input_data=data))
-        training = follower(job, run, name="Train").outputs["training"]
-        score = control_step(judge(training=training), run, name="Hold-out").output
-        judged = evaluate(
-            profile=measured, decision=decision, training=training, **run.inputs(evaluate)
-        )
-        evaluation = control_step(judged, run, name="Evaluate").outputs["evaluation"]
-        passed = control_step(gate(evaluation=evaluation, **run.inputs(gate)), run, name="Gate")
-        with dsl.If(score >= least, name="good-enough"):
-            control_step(deploy(training=training).after(passed), run, name="Deploy")
+    return run.pipeline(steps)

@@ -1,8 +1,7 @@
 """Trains a small Keras network on digits, with the heavy augmentation of an image job.
 
 A plain Keras script. By itself it augments in its own process; where TF_DATA_SERVICE_ADDRESS is
-set, as under `engine: tf.data.service`, the workers of tf.data service do. `stoker.keras.timed`
-writes down how long each step waited; outside of a run it does nothing.
+set, as under `engine: tf.data.service`, the workers of tf.data service do.
 """
 
 import argparse
@@ -14,8 +13,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-
-import stoker.keras
 
 try:
     import tensorflow as tf
@@ -184,7 +181,6 @@ def main(arguments: Sequence[str] | None = None) -> float:
     digits = images[: options.samples], labels[: options.samples]
     service = os.environ.get("TF_DATA_SERVICE_ADDRESS")
     batches = batches_of(digits, batch_size=options.batch_size, seed=options.seed, service=service)
-    batches, times = stoker.keras.timed(batches)
     validation = tf.data.Dataset.from_tensor_slices(test).map(plain).batch(250)
     model = network()
     model.compile(
@@ -212,10 +208,7 @@ def main(arguments: Sequence[str] | None = None) -> float:
         batches,
         epochs=options.epochs,
         validation_data=validation,
-        callbacks=[
-            times,
-            tf.keras.callbacks.LambdaCallback(on_train_batch_end=count, on_epoch_end=say),
-        ],
+        callbacks=[tf.keras.callbacks.LambdaCallback(on_train_batch_end=count, on_epoch_end=say)],
         verbose=0,
     )
     accuracy = float(history.history["val_accuracy"][-1])

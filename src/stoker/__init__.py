@@ -17,15 +17,15 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from stoker.feed.device import to_device as to_device
     from stoker.feed.loader import DataLoader as DataLoader
-    from stoker.feed.metrics import log_metrics as log_metrics
     from stoker.feed.remote import remote as remote
+    from stoker.feed.timed import log_metrics as log_metrics
     from stoker.feed.timed import timed as timed
 
 __all__ = ["DataLoader", "__version__", "log_metrics", "remote", "timed", "to_device"]
 
 _HOMES = {
     "DataLoader": "stoker.feed.loader",
-    "log_metrics": "stoker.feed.metrics",
+    "log_metrics": "stoker.feed.timed",
     "remote": "stoker.feed.remote",
     "timed": "stoker.feed.timed",
     "to_device": "stoker.feed.device",
@@ -35,11 +35,8 @@ _HOMES = {
 def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from stoker.host.importing import imported
-    from stoker.host.installed import hide_users_modules
+    from stoker.host.installed import imported
 
-    # The script may have files with names of standard modules.
-    hide_users_modules()
     value: object = getattr(imported(_HOMES[name]), name)
     # Kept for the next access, and as a sign of what the script imports (see feed/replace.py).
     globals()[name] = value

@@ -1,18 +1,19 @@
-"""The environment of a process: STOKER_* variables and others', and the files of STOKER_OUTPUT.
+"""The settings of a run (run.json) and of its processes, and other variables of the environment.
 
-The environment is read only here and in `launch.topology`; the workload's file is read in
-`workload_file`. To add a setting of runs: a field of `RunEnvironment` with its variable, a line
-under its Attributes, and where it comes from in `RunEnvironment.of`.
+A platform writes run.json beside the run's token; STOKER_RUN names it, or is the document itself.
+What differs between hosts and processes are variables of their own. The environment is read only
+here and in `launch.topology`. To add a setting of runs: a field of `RunSettings` with a line under
+its Attributes, and where it comes from in `RunSettings.of`.
 """
 
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from functools import cache
+from dataclasses import dataclass, field, fields
+from functools import lru_cache
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Annotated, Self, get_args, get_type_hints
+from types import MappingProxyType
+from typing import Annotated
 
 import msgspec
 
@@ -21,115 +22,24 @@ from stoker.records import (
     EngineSettings,
     FeedSettings,
     Json,
-    Place,
     ProfileSettings,
     Role,
-    StrategySettings,
-    WatchdogSettings,
     Workload,
-    convert,
-    to_document,
 )
-from stoker.records.base import Record
-from stoker.records.engine import EngineHost
-from stoker.records.hyperparameters import forms_of, values_of
+from stoker.records.base import Document
+from stoker.records.engine import EngineHost, StrategyName
 from stoker.records.training import Budget
 from stoker.records.workload import ReplaceDataLoader
 
 # In STOKER_OUTPUT: the profile ended the command; exit codes of its processes do not count.
 PROFILE_ENDED_FILE = "profile-ended"
-# In STOKER_OUTPUT: the data hosts were released, because no rank takes batches from them.
-RELEASED_FILE = "data-hosts-released"
-# Variable of a pipeline's step: the whole workload, of which its input is a part.
-STEP_WORKLOAD = "STOKER_STEP_WORKLOAD"
-# Lease of a job's follower on Kubernetes: time of renewal, and duration (0: forever).
-LEASE_RENEWED_FILE = "renewed"
-LEASE_MINUTES_FILE = "minutes"
+# The file with a run's settings, and the variable that names it, or is the document itself.
+RUN_FILE = "run.json"
+RUN_VARIABLE = "STOKER_RUN"
+# Beside run.json, of runs with several hosts: 32 bytes as hexadecimal digits.
+TOKEN_FILE = "token"
 # Folder of a pod's service account.
 _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-
-
-def unfed_file(rank: int | str) -> str:
-    """Returns a file's name in STOKER_OUTPUT: that rank takes no batches from the data hosts."""
-    return f"unfed-rank{rank}.json"
-
-
-def _text_of(value: object) -> str:
-    match value:
-        # Before int, which includes bool.
-        case bool():
-            return "1" if value else "0"
-        case str() | int():
-            return str(value)
-        case Path():
-            return value.as_posix()
-        case StrategySettings() if value == StrategySettings(name=value.name):
-            return value.name
-        case EngineSettings():
-            # Without defaults: SageMaker allows 512 characters.
-            return msgspec.json.encode(value).decode()
-        case msgspec.Struct():
-            return json.dumps(to_document(value))
-        case _:
-            return json.dumps(msgspec.to_builtins(value))
-
-
-def _choice(text: str, choices: Mapping[str, object], *, words: str, where: str) -> object:
-    if text not in choices:
-        raise UsageError(f"expected {words}, found {text!r}", where=where)
-    return choices[text]
-
-
-def _value_of(text: str, kind: object, *, where: str) -> object:
-    """Returns a variable's text as a value of a type; raises UsageError for a text of another."""
-    if kind is str:
-        return text
-    if kind is Path:
-        return Path(text)
-    if kind is bool:
-        return _choice(text, {"1": True, "0": False}, words="1 (on) or 0 (off)", where=where)
-    if kind == ReplaceDataLoader:
-        # true and false are a pipeline parameter's values, which may set the variable.
-        choices = {"true": True, "false": False, "1": True, "0": False, "auto": "auto"}
-        return _choice(text, choices, words="auto, 1 (on) or 0 (off)", where=where)
-    if kind is int:
-        try:
-            return int(text)
-        except ValueError:
-            raise UsageError(f"expected a whole number, found {text!r}", where=where) from None
-    # `_text_of` writes just the name if nothing else is set.
-    if kind is StrategySettings and not text.lstrip().startswith("{"):
-        text = json.dumps({"name": text})
-    try:
-        if not (isinstance(kind, type) and issubclass(kind, Record)):
-            return msgspec.json.decode(text, type=kind)
-        document: Json = msgspec.json.decode(text)
-    except msgspec.DecodeError as err:
-        raise UsageError(f"malformed: {err}", where=where) from None
-    return convert(document, kind, Place(where))
-
-
-@dataclass(frozen=True, slots=True)
-class Variable:
-    """The environment variable of a setting; `instead` is read if `name` is not set."""
-
-    name: str
-    instead: str = ""
-    is_always_sent: bool = False
-
-
-@cache
-def _variables(kind: object) -> Mapping[str, tuple[Variable, object]]:
-    """Returns variable and type of each field of RunEnvironment or ProcessSettings."""
-    variables = {}
-    for name, hint in get_type_hints(kind, include_extras=True).items():
-        hinted, variable = get_args(hint)
-        if isinstance(hinted, UnionType):
-            # None is not written.
-            kinds = [kind for kind in get_args(hinted) if kind is not NoneType]
-            hinted = kinds[0] if len(kinds) == 1 else hinted
-        variables[name] = variable, hinted
-    return variables
 
 
 class RunGroup(msgspec.Struct, frozen=True, kw_only=True):
@@ -145,119 +55,64 @@ class RunGroup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunEnvironment:
-    """Settings of a run that a platform writes into variables and a launcher reads.
+class RunSettings:
+    """Settings of a run, the same on all its hosts: the content of run.json.
 
     Attributes:
         run_id: Id of the run, in every log line.
-        host: Name of this host, from a platform whose hosts do not know it.
-        group: Name of this host's instance group.
-        base_dir: Folder in place of /opt/ml.
-        token_file: File with the run's token: 32 bytes as hexadecimal digits.
-        feed: The workload's key `feed`, as JSON, such as {"credits": 4}.
-        workers: Data workers per host by role, as JSON, such as {"dnn": 2, "data": 15}. Default: by
+        feed: The workload's key `feed`.
+        workers: Data workers per host by role, such as {"dnn": 2, "data": 15}. Default: by
             feed.local_workers and the hosts' vCPUs.
-        strategy: The workload's key `strategy`: a name, or settings as JSON.
-        engine: The workload's key `engine`: a name, or settings as JSON.
-        engine_hosts: Addresses and ports of hosts whose own differ, as JSON.
-        processes_per_host: Trainer processes per dnn host. Default: one per accelerator, at least
-            one.
-        roles: Roles of groups by name, as JSON. Groups named `data...` need none.
-        advertise: Address of this host for others. Default: its name.
-        port: TCP port of this host's coordinator or agent. Default: `feed.port`.
-        coordinator: `host:port` of the coordinator. Default: the leader's name and port.
-        profile: The workload's key `profile`, as JSON. Default: the run is no profile.
+        loader_workers: Workers of loaders that have none in their script, by the line that makes
+            them, such as {"train.py:41": 4}. As `feed.num_workers`, for these alone.
+        strategy: The workload's key `strategy`.
+        engine: The workload's key `engine`.
+        engine_hosts: Addresses and ports of hosts whose own differ.
+        processes_per_host: Trainer processes per dnn host. None: one per accelerator, at least one.
+        roles: Roles of groups by name. Groups named `data...` need none.
+        profile: The workload's key `profile`. None: the run is no profile.
         profile_file: File to which the leader of a profile writes profile.json.
         workload_sha256: Digest of the workload, for the training record.
         image: Container image of a profile's hosts, for its record.
-        code_digest: Digest of a profile's code, for its record.
         code_file: Package (.tar.gz) of the training's code, in which the command runs.
-        requirements: SageMaker: the workload's key sagemaker.requirements. Default: auto.
-        command: The training command, as a JSON list, for an image started with just `train`.
-        replace_dataloader: 1: stoker's DataLoader replaces torch's; auto: unless the script imports
-            stoker's; 0: it does not.
-        tensorboard: Folder for what the script writes for TensorBoard.
-        comes_back: 1: Kubernetes restarts failed data hosts.
-        pod_groups: Kubernetes: all groups of the run, as JSON.
-        follower_lease: Kubernetes: folder with the lease of the process that follows the run.
-        restarts: Kubernetes: how often all hosts were restarted.
-        max_fresh_starts: Kubernetes: maximum restarts of all hosts without a checkpoint. Default:
-            no maximum.
-        max_run_seconds: Kubernetes: limit on all attempts together. Default: none.
-        watchdog: The workload's key `watchdog`, as JSON.
-        budget: Prices by group, limit and prediction of the run, as JSON.
-        hyperparameter_order: Order of the hyperparameters: the place of each among their sorted
-            names, as JSON, such as [1, 0]. Default: sorted.
-        hyperparameter_forms: How each hyperparameter is written into the command: a letter for each
-            of the sorted names, v: --name value; o: the same, unless it is empty; f: a flag; s:
-            --name or --no-name; w: several words. Default: all v.
-        metric_patterns: Patterns of the metrics that the script only prints, by name, as JSON.
-        literal_hyperparameters: Hyperparameters that are texts in quotes without JSON's escapes, as
-            places among the sorted names, as JSON. A pipeline on SageMaker, which fills in their
-            values, sets it.
-        more_hyperparameters: File with further hyperparameters, as JSON: those that leave the cost
-            of a step as it is, in a profile that may be used again.
-        secret_names: Variables whose values are shown nowhere, as JSON.
+        requirements: SageMaker: the workload's key sagemaker.requirements.
+        replace_dataloader: Whether stoker's DataLoader replaces torch's; auto: unless the script
+            imports stoker's.
+        comes_back: Kubernetes restarts failed data hosts.
+        pod_groups: Kubernetes: all groups of the run.
+        max_run_seconds: Kubernetes: limit on all attempts together. None: there is none.
+        watchdog_minutes: The workload's key `watchdog_minutes`.
+        budget: Prices by group, limit and prediction of the run.
+        metric_patterns: Patterns of the metrics that the script only prints, by name.
+        secret_names: Variables whose values are shown nowhere.
     """
 
-    run_id: Annotated[str, Variable("STOKER_RUN_ID", "TRAINING_JOB_NAME")] = "adhoc"
-    host: Annotated[str, Variable("STOKER_HOST")] = "localhost"
-    group: Annotated[str, Variable("STOKER_GROUP")] = ""
-    base_dir: Annotated[Path, Variable("STOKER_BASE_DIR", "SAGEMAKER_BASE_DIR")] = Path("/opt/ml")
-    token_file: Annotated[Path | None, Variable("STOKER_TOKEN_FILE")] = None
-    feed: Annotated[FeedSettings, Variable("STOKER_FEED", is_always_sent=True)] = field(
-        default_factory=FeedSettings
-    )
-    workers: Annotated[Mapping[str, int], Variable("STOKER_WORKERS", is_always_sent=True)] = field(
-        default_factory=dict
-    )
-    strategy: Annotated[StrategySettings, Variable("STOKER_STRATEGY", is_always_sent=True)] = field(
-        default_factory=StrategySettings
-    )
-    processes_per_host: Annotated[int | None, Variable("STOKER_PROCESSES_PER_HOST")] = None
-    roles: Annotated[Mapping[str, Role], Variable("STOKER_ROLES")] = field(default_factory=dict)
-    engine: Annotated[EngineSettings, Variable("STOKER_ENGINE")] = field(
-        default_factory=EngineSettings
-    )
-    engine_hosts: Annotated[Mapping[str, EngineHost], Variable("STOKER_ENGINE_HOSTS")] = field(
-        default_factory=dict
-    )
-    advertise: Annotated[str | None, Variable("STOKER_ADVERTISE")] = None
-    port: Annotated[int | None, Variable("STOKER_PORT")] = None
-    coordinator: Annotated[str | None, Variable("STOKER_COORDINATOR")] = None
-    profile: Annotated[ProfileSettings | None, Variable("STOKER_PROFILE")] = None
-    profile_file: Annotated[Path | None, Variable("STOKER_PROFILE_FILE")] = None
-    workload_sha256: Annotated[str | None, Variable("STOKER_WORKLOAD_SHA256")] = None
-    image: Annotated[str | None, Variable("STOKER_IMAGE")] = None
-    code_digest: Annotated[str, Variable("STOKER_CODE_DIGEST")] = ""
-    code_file: Annotated[Path | None, Variable("STOKER_CODE_FILE")] = None
-    requirements: Annotated[str, Variable("STOKER_REQUIREMENTS")] = "auto"
-    command: Annotated[tuple[str, ...] | None, Variable("STOKER_COMMAND")] = None
-    replace_dataloader: Annotated[ReplaceDataLoader, Variable("STOKER_REPLACE_DATALOADER")] = False
-    tensorboard: Annotated[Path | None, Variable("STOKER_TENSORBOARD")] = None
-    comes_back: Annotated[bool, Variable("STOKER_COMES_BACK")] = False
-    pod_groups: Annotated[tuple[RunGroup, ...], Variable("STOKER_GROUPS")] = ()
-    follower_lease: Annotated[Path | None, Variable("STOKER_FOLLOWER_LEASE")] = None
-    restarts: Annotated[int, Variable("STOKER_RESTARTS")] = 0
-    max_fresh_starts: Annotated[int | None, Variable("STOKER_MAX_FRESH_STARTS")] = None
-    max_run_seconds: Annotated[int | None, Variable("STOKER_MAX_RUN_SECONDS")] = None
-    watchdog: Annotated[WatchdogSettings, Variable("STOKER_WATCHDOG")] = field(
-        default_factory=WatchdogSettings
-    )
-    budget: Annotated[Budget | None, Variable("STOKER_BUDGET")] = None
-    hyperparameter_order: Annotated[tuple[int, ...], Variable("STOKER_HYPERPARAMETER_ORDER")] = ()
-    hyperparameter_forms: Annotated[str, Variable("STOKER_HYPERPARAMETER_FORMS")] = ""
-    metric_patterns: Annotated[Mapping[str, str], Variable("STOKER_METRIC_PATTERNS")] = field(
-        default_factory=dict
-    )
-    literal_hyperparameters: Annotated[
-        tuple[int, ...], Variable("STOKER_LITERAL_HYPERPARAMETERS")
-    ] = ()
-    more_hyperparameters: Annotated[Path | None, Variable("STOKER_MORE_HYPERPARAMETERS")] = None
-    secret_names: Annotated[tuple[str, ...], Variable("STOKER_SECRET_NAMES")] = ()
+    run_id: str = "adhoc"
+    feed: FeedSettings = field(default_factory=FeedSettings)
+    workers: Mapping[str, int] = field(default_factory=dict)
+    loader_workers: Mapping[str, int] = field(default_factory=dict)
+    strategy: StrategyName = "auto"
+    processes_per_host: int | None = None
+    roles: Mapping[str, Role] = field(default_factory=dict)
+    engine: EngineSettings = field(default_factory=EngineSettings)
+    engine_hosts: Mapping[str, EngineHost] = field(default_factory=dict)
+    profile: ProfileSettings | None = None
+    profile_file: Path | None = None
+    workload_sha256: str | None = None
+    image: str | None = None
+    code_file: Path | None = None
+    requirements: str = "auto"
+    replace_dataloader: ReplaceDataLoader = False
+    comes_back: bool = False
+    pod_groups: tuple[RunGroup, ...] = ()
+    max_run_seconds: int | None = None
+    watchdog_minutes: float | None = None
+    budget: Budget | None = None
+    metric_patterns: Mapping[str, str] = field(default_factory=dict)
+    secret_names: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, workload: Workload, *, profile: ProfileSettings | None = None) -> "RunEnvironment":
+    def of(cls, workload: Workload, *, profile: ProfileSettings | None = None) -> "RunSettings":
         replaced = workload.feed.replace_dataloader
         most = workload.constraints.max_usd
         if profile or (replaced == "auto" and workload.engine_settings.name != "feed"):
@@ -265,78 +120,164 @@ class RunEnvironment:
             replaced = False
         return cls(
             feed=workload.feed,
-            strategy=workload.strategy_settings,
+            strategy=workload.strategy,
             engine=workload.engine_settings,
             workload_sha256=workload.digest(),
-            hyperparameter_forms=forms_of(values_of(workload.hyperparameters), workload.options),
-            metric_patterns=workload.metric_patterns,
+            metric_patterns={} if profile else workload.metric_patterns,
             profile=profile,
             replace_dataloader=replaced,
             # A profile has its own limits of time.
-            watchdog=WatchdogSettings() if profile else workload.watchdog,
+            watchdog_minutes=None if profile else workload.watchdog_minutes,
             budget=Budget(max_usd=most) if most and not profile else None,
             secret_names=tuple(sorted(workload.secrets)),
         )
 
-    @classmethod
-    def from_environ(cls, environ: Mapping[str, str], *only: str) -> Self:
-        """Reads the given fields, else all; unset or empty variables mean the default."""
-        values = {}
-        kind: object = cls
-        for name, (variable, hinted) in _variables(kind).items():
-            source = variable.name if environ.get(variable.name) else variable.instead
-            if environ.get(source) and (not only or name in only):
-                values[name] = _value_of(environ[source], hinted, where=f"variable {source}")
-        return cls(**values)  # type: ignore[arg-type]
+    def to_document(self) -> dict[str, Json]:
+        """Returns all that differs from the defaults, as JSON."""
+        defaults = msgspec.to_builtins(RunSettings(), enc_hook=str)
+        written: dict[str, Json] = msgspec.to_builtins(self, enc_hook=str)
+        return {name: written[name] for name in defaults if defaults[name] != written[name]}
 
-    def to_environ(self, *only: str) -> dict[str, str]:
-        """Returns the given fields as variables; by default all that differ from their defaults."""
-        default = type(self)()
-        variables = {}
-        kind: object = type(self)
-        for name, (variable, _) in _variables(kind).items():
-            value = getattr(self, name)
-            says_something = variable.is_always_sent or value != getattr(default, name)
-            if name in only or (says_something and not only):
-                variables[variable.name] = _text_of(value)
-        return variables
+    def to_json(self) -> str:
+        return _written(self.to_document())
+
+    def to_compare(self) -> str:
+        """Returns what two attempts of one job have in common: prices and limit may change."""
+        document = self.to_document()
+        document.pop("budget", None)
+        return _written(document)
+
+
+def _written(document: Document) -> str:
+    return json.dumps(document, sort_keys=True, separators=(",", ":"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessSettings(RunEnvironment):
-    """Settings of a process of a run: the run's, and its launcher's.
+class ProcessSettings(RunSettings):
+    """Settings of a process of a run: the run's, its host's, and its launcher's.
 
     Attributes:
+        token_file: File with the run's token, beside run.json. None: there is none.
+        host: Name of this host, from a platform whose hosts do not know it.
+        group: Name of this host's instance group.
+        base_dir: Folder in place of /opt/ml.
+        command: The training command, as a JSON list, for an image started with just `train`.
+        advertise: Address of this host for others. None: its name.
+        port: TCP port of this host's coordinator or agent. None: `feed.port`.
+        coordinator: `host:port` of the coordinator. None: the leader's name and port.
+        restarts: Kubernetes: how often all hosts were restarted.
         has_data_group: Whether loaders take batches from the feed.
         output: Folder of this host for timelines, failures and profile results.
         metrics: File for the script's metrics: a JSON object of names and numbers.
         launcher_pid: Process id of the launcher, in its children.
-        backend: smddp: process group backend to use.
         rank: Global rank of this trainer process (torchrun's RANK), 0 without one.
         world_size: Trainer processes of the run.
         local_rank: Rank within the host.
         local_world_size: Trainer processes of this host.
     """
 
-    has_data_group: Annotated[bool, Variable("STOKER_HAS_DATA_GROUP")] = False
-    output: Annotated[Path | None, Variable("STOKER_OUTPUT")] = None
-    metrics: Annotated[Path | None, Variable("STOKER_METRICS")] = None
-    launcher_pid: Annotated[int | None, Variable("STOKER_LAUNCHER_PID")] = None
-    backend: Annotated[str | None, Variable("STOKER_BACKEND")] = None
-    rank: Annotated[int, Variable("RANK")] = 0
-    world_size: Annotated[int, Variable("WORLD_SIZE")] = 1
-    local_rank: Annotated[int, Variable("LOCAL_RANK")] = 0
-    local_world_size: Annotated[int, Variable("LOCAL_WORLD_SIZE")] = 1
+    token_file: Path | None = None
+    host: str = "localhost"
+    group: str = ""
+    base_dir: Path = Path("/opt/ml")
+    command: tuple[str, ...] | None = None
+    advertise: str | None = None
+    port: int | None = None
+    coordinator: str | None = None
+    restarts: int = 0
+    has_data_group: bool = False
+    output: Path | None = None
+    metrics: Path | None = None
+    launcher_pid: int | None = None
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    local_world_size: int = 1
 
     @property
     def is_first_of_host(self) -> bool:
         """Whether this rank says what is so for all of its host."""
         return self.rank % max(1, self.local_world_size) == 0
 
+    def to_environ(self, *names: str) -> dict[str, str]:
+        """Returns the given settings of a process as variables."""
+        variables = {}
+        for name in names:
+            value = getattr(self, name)
+            variables[VARIABLES[name]] = str(int(value)) if value in (True, False) else str(value)
+        return variables
+
+
+# Variable of each setting of a process.
+VARIABLES: Mapping[str, str] = MappingProxyType(
+    {
+        "host": "STOKER_HOST",
+        "group": "STOKER_GROUP",
+        "base_dir": "STOKER_BASE_DIR",
+        "command": "STOKER_COMMAND",
+        "advertise": "STOKER_ADVERTISE",
+        "port": "STOKER_PORT",
+        "coordinator": "STOKER_COORDINATOR",
+        "restarts": "STOKER_RESTARTS",
+        "has_data_group": "STOKER_HAS_DATA_GROUP",
+        "output": "STOKER_OUTPUT",
+        "metrics": "STOKER_METRICS",
+        "launcher_pid": "STOKER_LAUNCHER_PID",
+        "rank": "RANK",
+        "world_size": "WORLD_SIZE",
+        "local_rank": "LOCAL_RANK",
+        "local_world_size": "LOCAL_WORLD_SIZE",
+    }
+)
+# Of SageMaker, where stoker's own variable is not set.
+_INSTEAD = MappingProxyType({"base_dir": "SAGEMAKER_BASE_DIR"})
+
 
 def from_environment(environ: Mapping[str, str] = os.environ) -> ProcessSettings:
-    """Reads STOKER_* and torchrun's variables; raises UsageError if one is malformed."""
-    return ProcessSettings.from_environ(environ)
+    """Reads run.json, STOKER_* and torchrun's variables; raises UsageError if one is malformed."""
+    run = environ.get(RUN_VARIABLE, "")
+    values = dict(_document_of(run))
+    if environ.get("TRAINING_JOB_NAME"):
+        values.setdefault("run_id", environ["TRAINING_JOB_NAME"])
+    for name, variable in VARIABLES.items():
+        if text := environ.get(variable) or environ.get(_INSTEAD.get(name, "")):
+            values[name] = text
+    try:
+        if "command" in values:
+            values["command"] = json.loads(str(values["command"]))
+        # Variables are texts, also those of numbers.
+        return msgspec.convert(values, ProcessSettings, strict=False, dec_hook=_path)
+    except ValueError as err:
+        where = next((VARIABLES[name] for name in VARIABLES if f"$.{name}" in str(err)), "")
+        raise UsageError(str(err), where=f"variable {where or RUN_VARIABLE}") from None
+
+
+@lru_cache(maxsize=8)
+def _document_of(run: str) -> Document:
+    """Returns the settings in a run.json, or in the document itself, by name."""
+    if not run:
+        return {}
+    path = Path(run)
+    token: dict[str, Json] = {}
+    try:
+        if not run.startswith("{"):
+            run = path.read_text(encoding="utf-8")
+            beside = path.with_name(TOKEN_FILE)
+            token = {"token_file": str(beside)} if beside.exists() else {}
+        document: Document = json.loads(run)
+    except (OSError, ValueError) as err:
+        what = f"cannot read the run's settings: {err}"
+        raise UsageError(what, where=f"variable {RUN_VARIABLE}") from None
+    names = {setting.name for setting in fields(RunSettings)}
+    if unknown := [name for name in document if name not in names]:
+        what = f"the setting {unknown[0]} is of another version of stoker"
+        fix = "use one version of stoker everywhere"
+        raise UsageError(what, where=f"variable {RUN_VARIABLE}", fix=fix)
+    return {**document, **token}
+
+
+def _path(kind: type, value: object) -> object:
+    return kind(value)
 
 
 def cloud_region(environ: Mapping[str, str] = os.environ) -> str | None:
@@ -358,6 +299,11 @@ def pipeline_run(environ: Mapping[str, str] = os.environ) -> str:
 def pipeline_execution(environ: Mapping[str, str] = os.environ) -> str:
     """Returns the ARN of the SageMaker pipeline's run whose training this process follows."""
     return environ.get("STOKER_PIPELINE_EXECUTION", "")
+
+
+def poll_seconds(default: float, environ: Mapping[str, str] = os.environ) -> float:
+    """Returns the seconds between two looks at a job, or at a run of a pipeline."""
+    return float(environ.get("STOKER_POLL_SECONDS", default))
 
 
 def named_instance_type(environ: Mapping[str, str] | None = None) -> str | None:
@@ -398,11 +344,6 @@ class OwnPod:
     run_id: str = ""
 
 
-def step_workload(environ: Mapping[str, str] = os.environ) -> str | None:
-    """Returns the workload of this pipeline's step, as JSON, if its pod has it."""
-    return environ.get(STEP_WORKLOAD) or None
-
-
 def own_pod(environ: Mapping[str, str] = os.environ) -> OwnPod | None:
     """Returns this process's pod if the downward API names it, else None."""
     # The second names are set by Kubeflow Pipelines.
@@ -416,11 +357,3 @@ def own_pod(environ: Mapping[str, str] = os.environ) -> OwnPod | None:
         namespace=environ.get("POD_NAMESPACE") or None,
         run_id=environ.get("POD_RUN_ID", ""),
     )
-
-
-def api_server(environ: Mapping[str, str] = os.environ) -> tuple[str, int] | None:
-    """Returns host and port of the API server of this process's pod; None outside of pods."""
-    host, port = (environ.get(f"KUBERNETES_SERVICE_{key}", "") for key in ("HOST", "PORT"))
-    if host and port.isdigit():
-        return (host, int(port))
-    return None

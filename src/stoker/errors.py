@@ -24,11 +24,7 @@ To add an exit code: a class here, with `exit_code` and a line above. What a tra
 is in `records/outcome.py`.
 """
 
-import json
-import shlex
-from contextlib import suppress
 from typing import Literal
-from urllib.parse import unquote
 
 # Of upload --check: no code of an error.
 EXIT_CHANGED = 10
@@ -132,7 +128,6 @@ class ServiceError(PlatformError):
             anything else.
         user: Account that lacks the permission, where the service names it.
         retry_after_seconds: How long the service asks to wait before the next call; 0: not said.
-        is_repeated: An earlier attempt of the same call was sent and not answered.
     """
 
     def __init__(
@@ -152,7 +147,6 @@ class ServiceError(PlatformError):
         self.action = action
         self.kind = kind
         self.user = user
-        self.is_repeated = False
         self.retry_after_seconds = retry_after_seconds
 
 
@@ -169,15 +163,11 @@ class NoCapacityError(JobStoppedError):
     Attributes:
         types: Instance types without capacity; empty where the platform does not say.
         may_pass: Whether waiting may help: not with a quota of 0, or after the job has waited.
-        had_hosts: Whether the job had all its dnn hosts before.
-        waited_seconds: How long the platform has let the job wait, before it gave up.
         still_there: Error to raise before another job is tried; None once this job is deleted.
     """
 
     types: frozenset[str] = frozenset()
     may_pass = True
-    had_hosts = False
-    waited_seconds = 0.0
     still_there: PlatformError | None = None
 
 
@@ -218,20 +208,5 @@ def what_of(err: BaseException) -> str:
 
 
 def install_command(extra: str) -> str:
-    """Returns the command that installs an extra into this environment.
-
-    stoker is not on PyPI, where its name may belong to another project.
-    """
-    from importlib.metadata import PackageNotFoundError, distribution
-
-    with suppress(PackageNotFoundError, ValueError):
-        origin = json.loads(distribution("stoker").read_text("direct_url.json") or "{}")
-        url = str(origin.get("url", ""))
-        if "vcs_info" in origin:
-            url = f"{origin['vcs_info']['vcs']}+{url}@{origin['vcs_info']['commit_id']}"
-            return f"pip install 'stoker[{extra}] @ {url}'"
-        if "dir_info" in origin:
-            edited = "-e " if origin["dir_info"].get("editable") else ""
-            folder = unquote(url.removeprefix("file://"))
-            return f"pip install {edited}{shlex.quote(f'{folder}[{extra}]')}"
+    """Returns the command that installs an extra; stoker is not on PyPI."""
     return f"pip install '.[{extra}]' in a checkout of stoker"

@@ -3,7 +3,6 @@
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import date
 
 import msgspec
@@ -14,13 +13,11 @@ from stoker.records import (
     Evaluation,
     Gate,
     GateResult,
-    GpuLoad,
     Group,
     Job,
     Json,
     Measured,
     Performance,
-    Plan,
     Predicted,
     Profile,
     StepCost,
@@ -31,26 +28,31 @@ from stoker.records import (
 )
 from stoker.records.base import sha256_of
 from stoker.records.gpu import busy_share
-from stoker.records.hyperparameters import shown, values_of
-from stoker.records.notices import notices_of
-from stoker.records.outcome import outcome_of, outcome_of_gates
-from stoker.records.training import TrainingFacts, training_record
+from stoker.records.outcome import outcome_of, outcome_of_gates, warnings_of
+from stoker.records.training import BUSY, Metric
 from stoker.records.workload import RecordKind, own_keys, refuse_foreign
-from stoker.units import aws_value
+from stoker.units import (
+    ESTIMATE,
+    as_fast,
+    aws_value,
+    cost_change_words,
+    figure,
+    is_whole_longer,
+    longer,
+    ms,
+    percentage,
+    table_lines,
+)
 
 # SageMaker Studio's names of regression metrics; all others are of a classification.
 _REGRESSION = frozenset({"mae", "mse", "rmse", "r2"})
-_PENDING = "PendingManualApproval"
 # Facts of a run's lineage in a model's metadata.
-_PROFILED_BUSY = "while it was profiled"
 _ORIGIN = (
     "image_digest",
     "git",
     "code",
     "workload_sha256",
     "profile_sha256",
-    "seeds",
-    "packages",
 )
 
 
@@ -62,7 +64,6 @@ def evaluate(
     training: Training,
     champion: Mapping[str, float] | None = None,
     today: date | None = None,
-    is_registered: bool = False,
 ) -> Evaluation:
     """Judges the run by its status, its gates and its prediction. Pure.
 
@@ -73,7 +74,6 @@ def evaluate(
         champion: Metrics of the model in use, for gates that name it; a missing metric fails its
             gate. None: no model is in use yet, and such gates hold.
         today: Day on which the profile's age counts. None: its age is not told.
-        is_registered: Whether a model that passes is registered next.
 
     Raises:
         UsageError: If a record was made for another workload.
@@ -93,14 +93,13 @@ def evaluate(
         _result(gate, training.metrics.get(gate.metric), champion) for gate in workload.gate
     )
     outcome = outcome_of(training, gates)
-    performance = _performance(profile, decision, training)
-    notices = notices_of(
+    performance = performance_of(profile, decision, training)
+    warnings = warnings_of(
         profile=profile,
         decision=decision,
         training=training,
         performance=performance,
         today=today,
-        waits_in=_waits_in(workload) if is_registered and outcome.is_good else "",
     )
     return Evaluation(
         workload_sha256=workload.digest(),
@@ -109,37 +108,15 @@ def evaluate(
         metrics=dict(sorted(training.metrics.items())),
         model_uri=training.model_uri,
         gates=gates,
-        warnings=tuple(notice.text for notice in notices),
-        notices=notices,
+        warnings=warnings,
         performance=performance,
-    )
-
-
-def _waits_in(workload: Workload) -> str:
-    """Returns the group in which a registered model waits for a person; empty: it does not."""
-    settings = workload.sagemaker
-    has_registry = workload.platform_info.has_model_registry
-    if settings is None or not has_registry or settings.model.approval != _PENDING:
-        return ""
-    return settings.model.group or workload.name
-
-
-def judged_again(evaluation: Evaluation, *, champion: Mapping[str, float]) -> Evaluation:
-    """Judges a model that passed against the model in use by now. Pure."""
-    gates = tuple(_result(gate, gate.value, champion) for gate in evaluation.gates)
-    outcome = outcome_of_gates(gates)
-    return msgspec.structs.replace(
-        evaluation,
-        passed=evaluation.passed and outcome.is_good,
-        reason=evaluation.reason or outcome.reason,
-        gates=gates,
     )
 
 
 def model_quality(training: Training) -> dict[str, Json]:
     """Returns the run's metrics as the model quality document of SageMaker Studio."""
     parts: dict[str, dict[str, Json]] = {}
-    for name, value in sorted(training.metrics.items()):
+    for name, value in sorted(training.numbers.items()):
         if math.isfinite(value):
             kind = "regression" if name in _REGRESSION else "multiclass_classification"
             shown: Json = {"value": value, "standard_deviation": "NaN"}
@@ -157,13 +134,10 @@ def metadata_names(workload: Workload) -> dict[str, str]:
 def model_metadata(workload: Workload, training: Training, decision: Decision) -> dict[str, str]:
     """Returns a model's origin for SageMaker's model registry; no value is empty."""
     groups = groups_in_words(training.groups)
-    facts = training.lineage.facts()
-    seeds = values_of(training.lineage.seeds)
     what = {
-        **facts,
-        "training_job": facts.get("job_id", ""),
+        **training.lineage,
+        "training_job": training.lineage.get("job_id", ""),
         "decided": f"{sha256_of(decision)[:12]}: {decision.plan.action}: {groups}",
-        "seeds": " ".join(f"{name}={shown(value)}" for name, value in seeds.items()),
     }
     return {
         name: aws_value(what.get(f"input_{channel}" if channel else name, "")) or "not known"
@@ -173,19 +147,17 @@ def model_metadata(workload: Workload, training: Training, decision: Decision) -
 
 def lost_training(workload: Workload, decision: Decision) -> Training:
     """Returns the record of a failed training run that left none."""
-    return training_record(
-        TrainingFacts(
-            workload_sha256=workload.digest(),
-            status="failed",
-            groups=decision.plan.groups,
-            job=Job(platform=workload.platform, name=workload.name),
-            failure="the training ended without a record; its own log has the reason",
-        )
+    return Training(
+        workload_sha256=workload.digest(),
+        status="failed",
+        groups=decision.plan.groups,
+        job=Job(platform=workload.platform, name=workload.name),
+        failure="the training ended without a record; its own log has the reason",
     )
 
 
-def _result(gate: Gate, value: float | None, champion: Mapping[str, float] | None) -> GateResult:
-    theirs = champion.get(gate.metric) if champion is not None and gate.needs_champion else None
+def _result(gate: Gate, value: Metric | None, champion: Mapping[str, float] | None) -> GateResult:
+    theirs = champion.get(gate.metric) if champion and gate.needs_champion else None
     if theirs is not None and not math.isfinite(theirs):
         # A model in use that diverged sets no bound.
         theirs = None
@@ -205,154 +177,93 @@ def _result(gate: Gate, value: float | None, champion: Mapping[str, float] | Non
     return msgspec.structs.replace(result, passed=result.is_inside and not is_unknown)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _WholeEpochs:
-    """Seconds of whole epochs over their steps; None: not compared by them."""
+def performance_of(
+    profile: Profile | None, decision: Decision, training: Training
+) -> Performance | None:
+    """Returns the measured step against today's and the predicted one; None: none was measured.
 
-    baseline: float | None = None
-    measured: float | None = None
-    predicted: float | None = None
-    band: Band | None = None
-
-
-def _whole_epochs(
-    profile: Profile,
-    measured: Measured,
-    *,
-    today_seconds: float,
-    keep: Predicted | None,
-    promise: Predicted | None,
-) -> _WholeEpochs:
-    """Returns what is compared: nothing where a part of whole epochs is not known of all three.
-
-    `keep` is today's prediction if the profile was taken elsewhere, else None.
+    They are compared by whole epochs where these are known of all of them, else by the step.
     """
-    profiled = profile.epochs
-    run = measured.epochs
-    if profiled is None or run is None or measured.whole_step_seconds is None:
-        return _WholeEpochs()
-    if run.start is not None and profiled.start is None:
-        return _WholeEpochs()
-    same = profiled.as_in(run)
-    baseline = same.whole_step_seconds(today_seconds)
-    # What the decision did not count, or the run did not have.
-    more = same.whole_step_seconds(0.0) - profiled.whole_step_seconds(0.0)
-    if keep is not None:
-        baseline = keep.counted_seconds + more
-    if promise is None:
-        return _WholeEpochs(baseline=baseline, measured=measured.whole_step_seconds)
-    if promise.whole_step_seconds is None:
-        return _WholeEpochs()
-    return _WholeEpochs(
-        baseline=baseline,
-        measured=measured.whole_step_seconds,
-        predicted=promise.whole_step_seconds + more,
-        band=Band(low_seconds=promise.counted_low + more, high_seconds=promise.counted_high + more),
-    )
-
-
-def _performance(profile: Profile, decision: Decision, training: Training) -> Performance | None:
     measured = training.measured
-    if profile.step is None or measured is None or not measured.steps or not measured.step_seconds:
-        return None
     keep = decision.today.predicted if decision.today else None
-    # The profile's step is another machine's.
-    scaled = keep if decision.taken_elsewhere else None
-    today = scaled.step_seconds if scaled else profile.step.step_seconds
+    # The profile's step is another machine's if it was taken elsewhere.
+    profiled = None if decision.taken_elsewhere else profile
+    today = profiled.step.step_seconds if profiled else keep and keep.step_seconds
+    if measured is None or not measured.steps or not measured.step_seconds or not today:
+        return None
     is_billed = decision.prices.is_billed
-    plan = _plan_that_ran(decision, training)
+    # The chosen plan first: another one in the list may have the same hosts.
+    plans = (decision.plan, *decision.plans)
+    plan = next((each for each in plans if _is_same(each.groups, training.groups)), None)
     promise = plan.predicted if plan else None
-    whole = _whole_epochs(profile, measured, today_seconds=today, keep=scaled, promise=promise)
-    baseline = _cost_of(keep, today, whole=whole.baseline, is_billed=is_billed)
-    # The plan's hosts ran, so its price also holds where the run has none.
-    outcome = _cost_of(promise, measured.step_seconds, whole=whole.measured, is_billed=is_billed)
-    if is_billed:
-        outcome = _with_bill(outcome, measured, is_estimate=training.is_estimate)
-    band = whole.band
-    predicted = None
-    error = None
-    if promise is not None:
-        low = promise.step_seconds_low
-        high = promise.step_seconds_high
-        band = band or Band(low_seconds=low, high_seconds=high)
-        predicted = _cost_of(
-            promise, promise.step_seconds, whole=whole.predicted, is_billed=is_billed
+    is_whole = _is_whole_known(profile, measured)
+    is_whole = is_whole and keep is not None and keep.whole_step_seconds is not None
+
+    def cost(plan: Predicted | None, step: float, whole: float | None) -> StepCost:
+        """Returns what a step costs that takes as long on the plan's hosts."""
+        whole = whole if is_whole else None
+        if plan is None:
+            return StepCost(step_seconds=step, whole_step_seconds=whole)
+        times = (whole or step) / plan.counted_seconds
+
+        def part(value: float | None) -> float | None:
+            return None if value is None else value * times
+
+        return StepCost(
+            step_seconds=step,
+            whole_step_seconds=whole,
+            cpu_seconds=part(plan.cpu_seconds),
+            accelerator_seconds=part(plan.accelerator_seconds),
+            usd_per_1000_steps=part(plan.usd_per_1000_steps) if is_billed else None,
+            is_estimate=is_billed and plan.is_estimate,
         )
+
+    baseline = cost(keep, today, keep.whole_step_seconds if keep else None)
+    # The plan's hosts ran, so its price also holds where the run has none.
+    outcome = cost(promise, measured.step_seconds, measured.whole_step_seconds)
+    if is_billed and measured.usd_per_1000_steps is not None:
+        compared = outcome.counted_seconds / measured.counted_seconds
+        outcome = msgspec.structs.replace(
+            outcome,
+            usd_per_1000_steps=measured.usd_per_1000_steps * compared,
+            is_estimate=outcome.is_estimate or training.is_estimate,
+        )
+    predicted = band = error = None
+    if promise is not None:
+        predicted = cost(promise, promise.step_seconds, promise.whole_step_seconds)
         error = _change(outcome.counted_seconds, predicted.counted_seconds)
+        low, high = promise.step_seconds_low, promise.step_seconds_high
+        if is_whole:
+            low, high = promise.counted_low, promise.counted_high
+        band = Band(low_seconds=low, high_seconds=high)
+    # Nominal dollars only compare plans; without a bill the cost is in CPU-seconds.
+    change = _change(outcome.cpu_seconds, baseline.cpu_seconds)
+    if is_billed:
+        change = _change(outcome.usd_per_1000_steps, baseline.usd_per_1000_steps)
+    before = profiled.observed.gpus if profiled and profiled.observed else ()
     return Performance(
         action=plan.action if plan else None,
-        baseline=_with_load(baseline, _gpus_today(profile, decision)),
+        baseline=msgspec.structs.replace(baseline, gpu_utilization=busy_share(before)),
         predicted=predicted,
-        measured=_with_load(outcome, training.gpus),
+        measured=msgspec.structs.replace(outcome, gpu_utilization=busy_share(training.gpus)),
         prediction_error=error,
         band=band,
         is_inside_band=band.holds(outcome.counted_seconds) if band else None,
         speedup=baseline.counted_seconds / outcome.counted_seconds,
-        cost_change=_cost_change(outcome, baseline, is_billed=is_billed),
-        busy=training.busy or (_PROFILED_BUSY if decision.is_noisy else ""),
+        cost_change=change,
+        busy="while it was profiled" if decision.is_noisy else "",
         is_helped=training.is_helped,
     )
 
 
-def _gpus_today(profile: Profile, decision: Decision) -> Sequence[GpuLoad]:
-    # Of another machine's GPU, a profile that was taken elsewhere says nothing.
-    if profile.observed is None or decision.taken_elsewhere:
-        return ()
-    return profile.observed.gpus
-
-
-def _cost_change(cost: StepCost, reference: StepCost, *, is_billed: bool) -> float | None:
-    # Nominal dollars only compare plans; without a bill the cost is in CPU-seconds.
-    if is_billed:
-        return _change(cost.usd_per_1000_steps, reference.usd_per_1000_steps)
-    return _change(cost.cpu_seconds, reference.cpu_seconds)
-
-
-def _plan_that_ran(decision: Decision, training: Training) -> Plan | None:
-    """Returns the decision's plan with the hosts of the run; None: they were named otherwise."""
-    # The chosen plan first: another one in the list may have the same hosts.
-    for plan in (decision.plan, *decision.plans):
-        if _is_same(plan.groups, training.groups):
-            return plan
-    return None
-
-
-def _with_bill(cost: StepCost, measured: Measured, *, is_estimate: bool) -> StepCost:
-    """Returns what the run cost by its bill; the plan's price where the run has none."""
-    if measured.usd_per_1000_steps is None:
-        return cost
-    compared = cost.counted_seconds / measured.counted_seconds
-    return msgspec.structs.replace(
-        cost,
-        usd_per_1000_steps=measured.usd_per_1000_steps * compared,
-        is_estimate=cost.is_estimate or is_estimate,
-    )
-
-
-def _with_load(cost: StepCost, gpus: Sequence[GpuLoad]) -> StepCost:
-    return msgspec.structs.replace(cost, gpu_utilization=busy_share(gpus))
-
-
-def _cost_of(
-    plan: Predicted | None, step_seconds: float, *, whole: float | None, is_billed: bool
-) -> StepCost:
-    if plan is None:
-        return StepCost(step_seconds=step_seconds, whole_step_seconds=whole)
-    times = (whole or step_seconds) / plan.counted_seconds
-
-    def scaled(value: float | None) -> float | None:
-        if value is None:
-            return None
-        return value * times
-
-    return StepCost(
-        step_seconds=step_seconds,
-        whole_step_seconds=whole,
-        usd_per_1000_steps=scaled(plan.usd_per_1000_steps) if is_billed else None,
-        is_estimate=is_billed and plan.is_estimate,
-        cpu_seconds=scaled(plan.cpu_seconds),
-        accelerator_seconds=scaled(plan.accelerator_seconds),
-    )
+def _is_whole_known(profile: Profile | None, measured: Measured) -> bool:
+    """Whether the profile saw all that the run's whole epochs have beyond their steps."""
+    seen = profile.epochs if profile else None
+    run = measured.epochs
+    if seen is None or run is None or measured.whole_step_seconds is None:
+        return False
+    pauses = ((run.start, seen.start), (run.between, seen.between))
+    return all(had is None or known is not None for had, known in pauses)
 
 
 def _change(value: float | None, reference: float | None) -> float | None:
@@ -363,16 +274,97 @@ def _change(value: float | None, reference: float | None) -> float | None:
 
 def _is_same(planned: Sequence[Group], ran: Sequence[Group]) -> bool:
     """Whether the run had the plan's hosts; workers count only where both records have them."""
-    if len(planned) != len(ran):
-        return False
-    for plan, group in zip(planned, ran, strict=True):
-        if _hosts(plan) != _hosts(group):
-            return False
+    return len(planned) == len(ran) and all(
+        (one.role, bare_type(one.instance_type), one.count)
+        == (other.role, bare_type(other.instance_type), other.count)
         # A run that was named by hand may leave its workers open.
-        if len({plan.workers_per_host, group.workers_per_host} - {None}) > 1:
-            return False
-    return True
+        and len({one.workers_per_host, other.workers_per_host} - {None}) < 2
+        for one, other in zip(planned, ran, strict=False)
+    )
 
 
-def _hosts(group: Group) -> tuple[str, str, int]:
-    return group.role, bare_type(group.instance_type), group.count
+# The evaluation in words.
+
+
+def evaluation_words(record: Evaluation) -> str:
+    """Returns the evaluation in one line."""
+    gates = (f"{gate_words(gate)} passed" for gate in record.gates)
+    verdict = record.reason or ", ".join(gates) or "no gate"
+    return "; ".join([verdict, *record.warnings, *performance_words(record.performance)])
+
+
+def gate_words(gate: GateResult) -> str:
+    """Returns a metric with the bounds that it has to keep."""
+    value = "not reported" if gate.value is None else figure(gate.value, figures=4)
+    bounds = (("at least", gate.min), ("at most", gate.max))
+    asked = " and ".join(f"{words} {figure(bound)}" for words, bound in bounds if bound is not None)
+    return f"{gate.metric} {value} ({asked})" if asked else f"{gate.metric} {value}"
+
+
+def performance_words(performance: Performance | None) -> list[str]:
+    """Returns what the run gained, and how far it was predicted."""
+    if performance is None:
+        return []
+    if performance.busy:
+        return [f"{BUSY} ({performance.busy})"]
+    speedup = as_fast(performance.speedup)
+    if performance.action == "keep":
+        speedup += " as in the profile on the same hosts"
+    elif performance.is_helped is False:
+        speedup += ", which is no effect of its data hosts"
+    error = performance.prediction_error
+    if error is None:
+        return [speedup]
+    measured = performance.measured
+    is_whole = is_whole_longer(measured.step_seconds, measured.counted_seconds)
+    words = f"{'whole epochs are' if is_whole else 'the step is'} {longer(error)} predicted"
+    if performance.band:
+        # Capitals stand out.
+        inside = "inside" if performance.is_inside_band else "OUTSIDE"
+        band = performance.band
+        words += f", {inside} the band of {ms(band.low_seconds)} to {ms(band.high_seconds)}"
+    return [speedup, words]
+
+
+def evaluation_table(evaluation: Evaluation) -> str:
+    """Returns the verdict first, then gates and performance."""
+    lines = [evaluation.reason or outcome_of_gates(evaluation.gates).words]
+    lines += [f"  warning: {words}" for words in evaluation.warnings]
+    for gate in evaluation.gates:
+        lines.append(f"  {'ok' if gate.passed else 'FAIL':<4} {gate_words(gate)}")
+        if gate.champion is not None:
+            lines.append(f"       of the model in use: {figure(gate.champion)}")
+        elif gate.needs_champion:
+            why = "no model is in use yet" if gate.passed else "the model in use did not report it"
+            lines.append(f"       not compared: {why}")
+    performance = evaluation.performance
+    if performance is None:
+        return "\n".join(lines)
+    lines += table_lines(*cost_table(performance))
+    lines += performance_words(performance)
+    change = performance.cost_change
+    if change is not None and performance.action != "keep" and not performance.busy:
+        is_billed = performance.measured.usd_per_1000_steps is not None
+        lines.append(cost_change_words(change, is_billed=is_billed))
+    now = performance.measured.gpu_utilization
+    before = performance.baseline.gpu_utilization
+    if now is not None:
+        earlier = "" if before is None else f", {percentage(before)} in the profile"
+        lines.append(f"the GPUs were {percentage(now)} busy{earlier}")
+    return "\n".join(lines)
+
+
+def cost_table(performance: Performance) -> tuple[list[str], list[list[str]]]:
+    """Returns heads and rows of the compared steps."""
+    is_billed = performance.measured.usd_per_1000_steps is not None
+    heads = ["", "step", "within epochs", "$ per 1,000 steps" if is_billed else "CPU-s per step"]
+    rows = []
+    steps = {"Baseline": performance.baseline, "Predicted": performance.predicted}
+    steps["Measured"] = performance.measured
+    for name, cost in steps.items():
+        if cost:
+            price = cost.usd_per_1000_steps if is_billed else cost.cpu_seconds
+            mark = ESTIMATE if cost.is_estimate else ""
+            times = [ms(cost.counted_seconds), ms(cost.step_seconds)]
+            rows.append([name, *times, f"{mark}{price:.4g}" if price else ""])
+    return heads, rows

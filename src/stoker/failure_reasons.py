@@ -1,6 +1,8 @@
 """Reasons of failed processes and runs, as one line, found in their last lines.
 
-stoker's own log lines, which stand between a script's, are skipped.
+The rule: the last `error:` line or what the last traceback raised, whichever stands later. What
+only says that another process is gone counts if there is nothing else. stoker's own log
+lines, which stand between a script's, are skipped.
 """
 
 import re
@@ -8,29 +10,31 @@ from collections.abc import Iterable, Sequence
 
 from stoker.host.processes import ended_words
 from stoker.logs import EVENT_HEAD, printable
-from stoker.printed_tracebacks import (
-    RAISED,
-    TRACE,
-    FirstFailure,
-    PrintedTraceback,
-    first_failure,
-    plain_line,
-    without_marks,
-)
 
+# torch's and stoker's first line of a traceback.
+TRACE = re.compile(r"^Traceback \(most recent call last\)")
+# From torch's hook, torchrun's tee and log, mpirun: `[rank0]: `, `[default0]:`, `[1,0]<stderr>:`.
+_MARKS = re.compile(
+    r"^(\[([a-z]+|\d+,)\d+\](<std(err|out)>)?: ?|[IWE]\d{4} [\d:.]+ +\d+ [\w./-]+\.py:\d+\] ?)+"
+)
+_COLOUR = re.compile(r"\x1b\[[\d;:?]*[mKA-Hhl]")
 # stoker's and argparse's: `train.py: error: unrecognized arguments`.
 _ERROR = re.compile(r"^(?:[\w./-]+: )?error: *(?P<what>\S.*)")
-# Of what stoker raises in a rank, with `where:` and `try:` in further lines.
-_OF_FEED = re.compile(
-    r"^(stoker\.errors\.)?(Feed|FeedLost|Shipping|Protocol|Usage|MissingExtra)Error: "
-)
+_RAISED = re.compile(r"^[A-Za-z_][\w.]*(Error|Exception|Exit|Interrupt|Warning|Group)(:|$)")
 # torch's and stoker's loaders raise a worker's error so, followed by the worker's traceback.
-_CAUGHT = re.compile(r"\bCaught (?P<kind>\w+) in (?P<where>.+)\.\nOriginal ")
-# stoker's: `index 37 of data worker 0 on host algo-2`.
-_SAMPLE = re.compile(r"^index (?P<index>.+) of (?P<worker>data worker )")
-# Torch's loader raises the first where a worker was killed, and the second because of it.
-_KILLED = re.compile(r"^RuntimeError: DataLoader worker \(pid \d+\) is killed by signal: ")
-_ENDED = re.compile(r"^RuntimeError: DataLoader worker \(pid\(s\) [\d, ]+\) exited unexpectedly")
+_CAUGHT = re.compile(r"Caught \w+ in (?P<where>.+)\.$")
+# Of processes that start others, and say only that one of these failed.
+_OF_STARTER = re.compile(
+    r"^([\w.]+\.)?(ChildFailedError|CalledProcessError|ProcessRaisedException|SignalException|"
+    r"ProcessExitedException|BrokenProcessPool)(:|$)"
+)
+# Errors of gloo, NCCL, torch's store and a pipe when a peer is gone.
+_PEER_IS_GONE = re.compile(
+    r"connection (was )?(closed|reset|refused|timed out)|broken pipe|socket closed|peer|"
+    r"DistBackendError|DistNetworkError|DistStoreError|ncclRemoteError|remote process exited|"
+    r"SIGTERMException|SignalException",
+    re.IGNORECASE,
+)
 # Of a worker that writes a batch to /dev/shm.
 _NO_SHARED_MEMORY = re.compile(
     r"signal: Bus error|unable to (write to|allocate shared memory\(shm\) for|open|mmap \d+ bytes "
@@ -41,13 +45,6 @@ _MORE_SHARED_MEMORY = (
     "is given more): --shm-size=2g, kubernetes.shm, fewer workers, or prefetch_factor=1; workers "
     "of stoker's data hosts need none"
 )
-# What stoker adds to an error, in the lines after it.
-_ADVICE = re.compile(r"^\s*(where|try):")
-_ADVICE_LINES = 3
-# A line within a message, and not a progress bar that is printed after it.
-_CONTINUED = re.compile(r"^[ \t]+[^\s|+](?!.*%\|)")
-_MAX_CONTINUED = 3
-_MAX_WORDS = 300
 
 
 def reason_of_failure(
@@ -55,125 +52,83 @@ def reason_of_failure(
 ) -> str:
     """Returns why a process failed, in one line.
 
-    In this order: its last `error:` line with the advice, what its last traceback raised, that it
-    ran out of memory, its signal, or its exit code with its last line.
-
     Args:
+        lines: Its output.
+        who: The process.
         exit_code: As a shell counts, or negative for a signal.
         out_of_memory: What is known of that, to follow `it`: `took more memory than its limit`.
     """
-    printed = _printed(lines)
-    written = [without_marks(line) for line in printed]
-    error = _error_in(written) or _raised_in(printed)
-    if out_of_memory and not error:
-        return printable(f"{who} {out_of_memory}")
-    code = exit_code
+    written = _printed(lines)
     # Signals are 1 to 64; a higher code is the command's own.
-    if 128 < exit_code < 193:
-        code = 128 - exit_code
-    reason = f"{who} ended with {ended_words(code)}"
-    if error:
-        reason += f": {error}"
-    if error and out_of_memory:
-        reason += f"; it {out_of_memory}"
-    if not error and code >= 0:
-        rest = [line.strip() for line in written if line.strip()]
-        if rest:
-            reason += f"; its last line: {rest[-1]}"
+    code = 128 - exit_code if 128 < exit_code < 193 else exit_code
+    reason = f"{who} {out_of_memory or f'ended with {ended_words(code)}'}"
+    if error := said_in(written):
+        return f"{reason}: {error}"
+    rest = [line.strip() for line in written if line.strip()]
+    if rest and code >= 0 and not out_of_memory:
+        reason += f"; its last line: {rest[-1]}"
     return printable(reason)
 
 
+def said_in(lines: Iterable[str]) -> str:
+    """Returns the last error in lines, with its advice; empty: there is none."""
+    written = _printed(lines)
+    errors = [at for at in range(len(written)) if _is_error(written, at)]
+    errors = [at for at in errors if not is_of_another(written[at])] or errors
+    if not errors:
+        return ""
+    at = errors[-1]
+    words = written[at].strip()
+    following = [line.strip() for line in written[at + 1 : at + 4]]
+    caught = [found["where"] for line in written[:at] if (found := _CAUGHT.search(line))]
+    if error := _ERROR.match(words):
+        words = error["what"]
+    # A message that ends so continues in the next line.
+    elif words.endswith(":") and following:
+        words += f" {following[0]}"
+    if caught and not error:
+        words += f" ({caught[-1]})"
+    fix = next((line.removeprefix("try:").strip() for line in following if line[:4] == "try:"), "")
+    fix = fix or fix_of_shared_memory("\n".join(written))
+    return printable("; ".join(filter(None, (words, fix))))
+
+
+def _is_error(written: Sequence[str], at: int) -> bool:
+    # What was raised follows an indented line of code: a message may have such lines, too.
+    is_raised = bool(at and _RAISED.match(written[at])) and written[at - 1].startswith("  ")
+    return is_raised or bool(_ERROR.match(written[at].strip()))
+
+
 def cause_of(failure: str) -> str:
-    """Returns a failure's first line, or the last of a bare traceback, safe for a terminal."""
-    printed = [line for line in _printed(failure.splitlines()) if line]
-    lines = [without_marks(line) for line in printed]
+    """Returns a failure's first line, or what a bare traceback raised, safe for a terminal."""
+    lines = [line for line in _printed(failure.splitlines()) if line]
     first = next((line for line in lines if not line.startswith(("where:", "try:"))), "")
     if TRACE.match(first):
-        first = _what_of_error(lines) or _raised_in(printed) or lines[-1]
+        first = said_in(lines) or lines[-1]
     return printable(first.strip().removeprefix("error:").strip()) or "no reason was left"
 
 
-def innermost(raised: str) -> str:
-    """Returns a data worker's error and where it happened: `OSError: a.jpg (sample 7)`.
-
-    Empty if what was raised in the trainer, `RuntimeError: Caught ...`, has none.
-    """
-    frames = list(_CAUGHT.finditer(raised))
-    if not frames:
-        return ""
-    kind = frames[-1]["kind"]
-    lines = raised[frames[-1].end() :].splitlines()
-    printed = re.compile(rf"(?:[\w.<>]+\.)?{kind}(?::|$)")
-    # After a frame of the traceback: a message may have lines like this, too.
-    at = [
-        number
-        for number, line in enumerate(lines)
-        # Or at once: what was made and not raised has no traceback.
-        if printed.match(line)
-        and (not number or lines[number - 1].startswith(("  ", "Traceback ")))
-    ]
-    words = kind
-    if at:
-        last_trace = max(_matching(TRACE, lines), default=0)
-        # The first after it: later lines may be of a message. Else the last one.
-        line = next((number for number in at if number > last_trace), at[-1])
-        words = _with_next(lines, line)
-    where = _SAMPLE.sub(r"sample \g<index>, \g<worker>", frames[0]["where"])
-    return printable(f"{words} ({where})")
+def is_of_another(raised: str) -> bool:
+    """Whether an error only says that another process is gone: a peer, or one that it started."""
+    return says_peer_is_gone(raised) or bool(_OF_STARTER.match(raised))
 
 
-def words_of_feed(raised: str) -> str:
-    """Returns what the feed raised, and what to do, in one line; empty: it was not the feed."""
-    if _OF_FEED.match(raised):
-        return printable(_with_next(raised.splitlines(), 0))
-    return ""
-
-
-def with_cause(words: str, *, lines: Sequence[str]) -> str:
-    """Returns what was raised; of a worker of torch's that ended, what ended it; and what to do.
-
-    Args:
-        words: What was raised.
-        lines: The traceback, and what was raised before.
-    """
-    if _ENDED.match(words):
-        words = next(filter(_KILLED.match, reversed(lines)), words).strip()
-    if fix := fix_of_shared_memory(words):
-        return f"{words}; {fix}"
-    return words
+def says_peer_is_gone(text: str) -> bool:
+    return bool(_PEER_IS_GONE.search(text))
 
 
 def fix_of_shared_memory(words: str) -> str:
     """Returns what to do where a worker had no room in /dev/shm; empty: that is not the error."""
-    if _NO_SHARED_MEMORY.search(words):
-        return _MORE_SHARED_MEMORY
-    return ""
-
-
-def said_in(lines: Iterable[str]) -> str:
-    printed = _printed(lines)
-    written = [without_marks(line) for line in printed]
-    return printable(_error_in(written) or _raised_in(printed))
-
-
-def failure_of_child(lines: Iterable[str], *, host: str) -> str:
-    """Returns which process of a command failed first, and why; then its traceback.
-
-    Empty: the output says nothing of a process that the command itself had started.
-    """
-    printed = _printed(lines)
-    failure = first_failure(printed)
-    if failure is None or not failure.who:
-        return ""
-    traceback = failure.traceback
-    if traceback is None:
-        return printable(f"{failure.who} on {host} {_end_words(failure)}")
-    words = printable(f"{failure.who} on {host}: {_words_of(traceback, printed)}")
-    return "\n".join([words, *traceback.lines]).rstrip()
+    return _MORE_SHARED_MEMORY if _NO_SHARED_MEMORY.search(words) else ""
 
 
 def without_events(lines: Iterable[str]) -> list[str]:
     return [line for line in lines if not EVENT_HEAD.search(line)]
+
+
+def without_marks(line: str) -> str:
+    """Returns a line without the marks of its rank."""
+    return _MARKS.sub("", line)
 
 
 def shortened(failure: str, *, most: int) -> str:
@@ -184,105 +139,6 @@ def shortened(failure: str, *, most: int) -> str:
     return head + failure[len(head) - most :]
 
 
-def _printed(lines: Iterable[str]) -> list[str]:
+def _printed(lines: Iterable[str]) -> Sequence[str]:
     """Returns a process's own lines, without what a terminal or torch's log adds to them."""
-    return [plain_line(line) for line in without_events(lines)]
-
-
-def _error_in(lines: Sequence[str]) -> str:
-    places = [at for at, line in enumerate(lines) if _ERROR.match(line.strip())]
-    if not places:
-        return ""
-    what = _what_of_error(lines[places[-1] :])
-    after = (line.strip() for line in lines[places[-1] + 1 :])
-    # With a blank: a line of Python, as in a traceback, is no advice.
-    fix = next(
-        (line.removeprefix("try:").strip() for line in after if line.startswith("try: ")), ""
-    )
-    if fix:
-        return f"{what}; {fix}"
-    return what
-
-
-def _what_of_error(lines: Sequence[str]) -> str:
-    matches = [match for line in lines if (match := _ERROR.match(line.strip()))]
-    if matches:
-        return matches[-1]["what"]
-    return ""
-
-
-def _matching(pattern: re.Pattern[str], lines: Sequence[str]) -> list[int]:
-    """Returns the numbers of the lines that begin as the pattern says."""
-    return [number for number, line in enumerate(lines) if pattern.match(line)]
-
-
-def _raised_in(lines: Sequence[str]) -> str:
-    """Returns what the process that failed first raised, even if its traceback's start is missing.
-
-    Before it: which rank or process that was, where others may have failed because of it.
-    """
-    failure = first_failure(lines)
-    if failure is None:
-        return _raised_in_end(lines)
-    if failure.traceback is None:
-        return f"{failure.who} {_end_words(failure)}"
-    words = _words_of(failure.traceback, lines)
-    if failure.who:
-        words = f"{failure.who}: {words}"
-    if child := failure.child:
-        words += f"; before it, {child.who}: {_words_of(child, lines)}"
-    return words
-
-
-def _end_words(failure: FirstFailure) -> str:
-    words = f"ended with {failure.ended}"
-    # What a signal ended had no last words.
-    if failure.before and failure.ended.startswith("exit code"):
-        words += f"; the line before: {failure.before}"
-    return words
-
-
-def _raised_in_end(lines: Sequence[str]) -> str:
-    """Returns what a traceback raised whose first line is not there."""
-    written = [without_marks(line) for line in lines]
-    # After an indented line: libraries print further text after a traceback.
-    ends = [at for at in _matching(RAISED, written) if at and written[at - 1].startswith("  ")]
-    if not ends:
-        return ""
-    raised = "\n".join(written[ends[-1] :])
-    words = words_of_feed(raised) or innermost(raised) or _with_next(written, ends[-1])
-    return with_cause(words, lines=written)
-
-
-def _words_of(traceback: PrintedTraceback, lines: Sequence[str]) -> str:
-    """Returns what a traceback raised, in one line.
-
-    Args:
-        traceback: One of `lines`.
-        lines: All of the output: what ended a worker stands before.
-    """
-    raised = traceback.raised
-    words = words_of_feed(raised) or innermost(raised)
-    if not words:
-        words = _with_next(traceback.lines, traceback.at)
-        if in_group := traceback.in_group:
-            words += f": {'; '.join(in_group)}"
-        if traceback.is_of_starter and traceback.before:
-            words = f"{words.rstrip('.')}; the line before: {traceback.before}"
-    return with_cause(words, lines=[without_marks(line) for line in lines])
-
-
-def _with_next(lines: Sequence[str], at: int) -> str:
-    # `Error(s) in loading state_dict for Net:` continues in the next lines.
-    words = lines[at].strip()
-    for number, line in enumerate(lines[at + 1 :]):
-        is_continued = _CONTINUED.match(line) and number < _MAX_CONTINUED
-        is_next = words.endswith(":") or is_continued
-        if not is_next or not line.strip() or _ADVICE.match(line) or len(words) > _MAX_WORDS:
-            break
-        words += f" {line.strip()}"
-    advice = (line.strip() for line in lines[at + 1 : at + 1 + _ADVICE_LINES])
-    fix = next((line.removeprefix("try:").strip() for line in advice if line[:4] == "try:"), "")
-    if fix:
-        return f"{words}; {fix}"
-    return words
+    return [without_marks(_COLOUR.sub("", line).rstrip()) for line in without_events(lines)]

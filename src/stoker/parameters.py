@@ -1,61 +1,41 @@
 """The parameters of a pipeline run, for all targets, with defaults and checks.
 
 A pipeline passes each component `--param NAME=VALUE`; the component turns them into overrides of
-its workload. Names are in snake case. Pipelines that earlier versions uploaded to SageMaker have
-them in camel case (`MaxUsdPerHour`), which is understood wherever a name is read: `spelt_as`.
+its workload. A run can change a few keys, and each hyperparameter that is a scalar, under its name
+in snake case.
 """
 
 import json
 import keyword
 import math
 import re
-import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from types import MappingProxyType
-from typing import Literal, get_args
-
-import yaml
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, cast
 
 from stoker.errors import UsageError
-from stoker.records import Json, ModelSettings, Workload, nearest
+from stoker.records import Json, Workload, nearest
 from stoker.records.base import Document
-from stoker.records.hyperparameters import OptionType, ScriptOption, argument, values_of
+from stoker.records.hyperparameters import values_of
 
 Kind = Literal["string", "integer", "number", "boolean"]
+Value = str | int | float | bool
 
-# Prefix of hyperparameters that are inputs of a step: components have inputs and outputs with other
-# meanings, such as model.
-HYPERPARAMETER_INPUT = "hyperparameter_"
-# The input of compiled components with such values of any workload, as a JSON object.
-HYPERPARAMETERS_INPUT = "hyperparameters"
-# Inputs that name one of a run's training jobs: its branch, and the items of the loops around it.
-BRANCH_INPUT = "branch"
-BRANCH_ITEM_INPUT = "branch_item_"
-
-_KINDS: Mapping[OptionType, Kind] = {
-    "int": "integer",
-    "float": "number",
-    "flag": "boolean",
-    "switch": "boolean",
-    "bool": "boolean",
-}
+# Prefix of a run's parameters as inputs of the component profile: one for each.
+PARAMETER_INPUT = "param_"
+# Its input with such values of any workload, as a JSON object.
+PARAMETERS_INPUT = "params"
 
 # Most that a run can change, and their length: a step of a pipeline on SageMaker takes 100
 # arguments of 256 characters.
 MAX_HYPERPARAMETERS = 60
 _MAX_TEXT = 200
-_WHOLE = re.compile(r"-?[0-9]{1,18}")
+_KINDS: dict[type, Kind] = {bool: "boolean", int: "integer", float: "number", str: "string"}
+_EXPECTED = {"boolean": "true or false", "integer": "a whole number", "number": "a number"}
 _CHANGEABLE = re.compile(r"[A-Za-z0-9_-]+")
 # Other inputs of a pipeline's steps have these names.
-_TAKEN = re.compile(
-    r"(?!hyperparameter_)(workload|run_id|platform|cache_days|champion|control_image"
-    r"|job_image|input_data|pools_file|memory|channels|comparison)"
-)
-
-
-# Returns `key.path=value` of a value.
-Overrides = Callable[[str], tuple[str, ...]]
+_TAKEN = ("workload", "run_id", "platform", "cache_days", "champion", "control_image", "job_image")
+_BOUND = re.compile(r"(.*?[^<>\s])\s*(>=|<=)\s*(champion)?\s*([-+]?[\d.eE+-]*)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,97 +45,45 @@ class Parameter:
     Attributes:
         kind: What the target's console asks for.
         text: What it does, in a sentence, with the meaning of an empty value.
-        overrides: Returns `key.path=value` of a value; () where other code reads it.
+        default: The workload's own value.
+        key: Key of the workload that it sets; empty: other code reads it.
         hyperparameter: Name of the hyperparameter that it sets; empty: it sets another key.
-        optional: Of a hyperparameter without a value: kind of the value that a run may give it.
-            Empty leaves it out of the command.
     """
 
     name: str
     kind: Kind = "string"
     text: str
-    default: Callable[[Workload], str | int | float]
-    overrides: Overrides
-    choices: tuple[str, ...] = ()
+    default: Value = ""
+    key: str = ""
     hyperparameter: str = ""
-    optional: Kind | None = None
 
-    def check(self, value: str | int | float) -> str:
+    @property
+    def choices(self) -> tuple[str, ...]:
+        return ("true", "false") if self.kind == "boolean" else ()
+
+    def check(self, value: Value) -> str:
         """Returns the value as components get it; raises UsageError for a wrong one."""
         text = str(value)
-        kind = self.optional or self.kind
-        if kind != "string" or not self.hyperparameter:
+        if not (self.kind == "string" and self.hyperparameter):
             # Consoles of pipelines pass blanks on; in a hyperparameter they may be meant.
             text = text.strip()
-        if self.optional and not text:
-            return ""
-        if "true" in self.choices:
-            text = truth_value(text)
-        if self.choices and not _is_one_of(text, self.choices):
+        checked: str | None = text
+        if self.kind == "integer":
+            checked = _whole_number(text)
+        elif self.kind == "boolean":
+            # Spelt as in JSON, in Python, or as a number.
+            word = {"1": "true", "0": "false"}.get(_whole_number(text) or "", text.lower())
+            checked = word if word in self.choices else None
+        elif self.kind == "number":
+            checked = text if is_number(text) else None
+        elif self.hyperparameter and text.splitlines() not in ([], [text]):
+            checked = None
+        if checked is None:
+            wanted = _EXPECTED.get(self.kind, "one line")
             raise UsageError(
-                f"{self.name}={text} is not possible", fix="use " + ", ".join(self.choices)
+                f"{self.name}={text}: expected {wanted}", fix=f"{self.name}: {self.text}"
             )
-        explained = f"{self.name}: {self.text}"
-        if kind == "integer":
-            text = self._whole(text, explained)
-        if kind == "number" and not is_number(text):
-            raise UsageError(f"{self.name}={text}: expected a number", fix=explained)
-        if self.hyperparameter and not _is_one_line(text):
-            raise UsageError(
-                f"{self.name}: its value has several lines",
-                fix="set it in the workload, and upload that",
-            )
-        return text
-
-    def _whole(self, text: str, explained: str) -> str:
-        """Returns a whole number as a component gets it, or raises UsageError."""
-        number = whole_number(text)
-        if number is None:
-            if self.hyperparameter and is_number(text):
-                explained = (
-                    f"the workload has a whole number: write 0.0 there, for 0, or options: "
-                    f"{{{self.hyperparameter}: {{type: float}}}}, and upload it"
-                )
-            raise UsageError(f"{self.name}={text}: expected a whole number", fix=explained)
-        if text.startswith("-") and not self.hyperparameter:
-            raise UsageError(
-                f"{self.name}={text}: a negative number is not possible", fix=explained
-            )
-        return number
-
-
-def spelt_as(name: str, names: Iterable[str]) -> str:
-    """Returns the one of `names` that is this parameter's, in snake or camel case; else `name`."""
-    listed = list(names)
-    if name in listed:
-        return name
-    camel_name = _camel(name)
-    return next((other for other in listed if _camel(other) == camel_name), name)
-
-
-def _camel(name: str) -> str:
-    """Returns a parameter's name as earlier versions gave it to SageMaker, from either spelling."""
-    if name[:1].isupper():
-        return name
-    return "".join(word[:1].upper() + word[1:] for word in name.split("_"))
-
-
-def parameters_of(workload: Workload) -> tuple[Parameter, ...]:
-    """Returns the parameters of `workload`'s runs; input data only with one channel or more."""
-    parameters: list[Parameter] = []
-    if channel := main_channel(workload):
-        parameters.append(_input_data(channel))
-    for parameter in _PARAMETERS:
-        if parameter.name == "epochs":
-            parameter = _epochs_of(workload)
-        elif parameter.name == "gate":
-            parameter = _gate_of(workload)
-        parameters.append(parameter)
-    if workload.skip_unchanged:
-        parameters.append(_SKIP)
-    if workload.platform_info.has_node_pools:
-        parameters.append(_POOLS)
-    return (*parameters, *_hyperparameters(workload))
+        return checked
 
 
 def main_channel(workload: Workload) -> str | None:
@@ -167,88 +95,196 @@ def main_channel(workload: Workload) -> str | None:
     return min(workload.channels, default=None)
 
 
+def parameters_of(workload: Workload) -> tuple[Parameter, ...]:
+    """Returns the parameters of `workload`'s runs; input data only with one channel or more."""
+    constraints = workload.constraints
+    most = constraints.max_usd_per_hour
+    fixed = [
+        Parameter(
+            name="instance_type",
+            text="Instance type that trains today; the profile runs on it.",
+            default=workload.todays_type,
+            key="cluster.dnn.instance_type",
+        ),
+        Parameter(
+            name="max_usd_per_hour",
+            text="Limit for the cost of all hosts together, in dollars an hour; empty: no limit.",
+            default="" if most is None else f"{most:g}",
+            key="constraints.max_usd_per_hour",
+        ),
+        Parameter(
+            name="max_data_hosts",
+            kind="integer",
+            text="Maximum number of data hosts in a plan; 0: no data group.",
+            default=constraints.max_data_hosts,
+            key="constraints.max_data_hosts",
+        ),
+        Parameter(
+            name="gate",
+            text="What the model must reach, such as accuracy>=0.94, loss<=0.2; empty: no gate.",
+            default=_gate_text(workload),
+            key="gate",
+        ),
+        Parameter(
+            name="image",
+            text="Image that all hosts run.",
+            default=workload.image or "",
+            key="image",
+        ),
+        Parameter(
+            name="reuse_profile",
+            text="Folder with a profile.json to reuse instead of a new profile; empty: profile.",
+        ),
+    ]
+    if channel := main_channel(workload):
+        data = Parameter(
+            name="input_data",
+            text=f"Address of the training data: the uri of the channel {channel}.",
+            default=workload.channels[channel].uri,
+            key=f"channels.{channel}.uri",
+        )
+        fixed.insert(0, data)
+    hyperparameters = _hyperparameters(workload, names={each.name for each in fixed})
+    if "epochs" not in workload.hyperparameters:
+        fixed.append(_hyperparameter("epochs", "epochs", workload.training.epochs or 0))
+    return (*fixed, *hyperparameters)
+
+
+def _hyperparameters(workload: Workload, *, names: set[str]) -> list[Parameter]:
+    """Returns a parameter for each hyperparameter that a run can change, typed by its value.
+
+    That is a number, a boolean or a short line of text, with a name of letters, digits, - and _.
+    """
+    parameters: list[Parameter] = []
+    for option, value in values_of(workload.hyperparameters).items():
+        is_fit = isinstance(value, bool)
+        if isinstance(value, str):
+            is_fit = len(value) <= _MAX_TEXT and value.splitlines() in ([], [value])
+        elif isinstance(value, int | float):
+            # Pipelines are JSON, which has no NaN; services store whole numbers in 64 bits.
+            is_fit = math.isfinite(value) and abs(value) < 10**18
+        if not is_fit or not _CHANGEABLE.fullmatch(option):
+            continue
+        # As Kubeflow spells names.
+        name = re.sub(r"[^a-z0-9]+", "_", option.lower()).strip("_")
+        is_name = name.isidentifier() and not keyword.iskeyword(name)
+        if name in names or name in (*_TAKEN, "input_data") or not is_name:
+            name = f"hyperparameter_{name}"
+        if name not in names and len(parameters) < MAX_HYPERPARAMETERS:
+            names.add(name)
+            parameters.append(_hyperparameter(name, option, cast(Value, value)))
+    return parameters
+
+
+def _hyperparameter(name: str, option: str, value: Value) -> Parameter:
+    return Parameter(
+        name=name,
+        kind=_KINDS[type(value)],
+        text=f"Hyperparameter {option}, passed to the command.",
+        default=value,
+        key=f"hyperparameters.{option}",
+        hyperparameter=option,
+    )
+
+
+def parameter_named(name: str, *, workload: Workload) -> Parameter | None:
+    """Returns a parameter by its name, or by its hyperparameter's."""
+    typed = name.strip()
+    option = typed.removeprefix("--")
+    parameters = parameters_of(workload)
+    by_name = {parameter.name: parameter for parameter in parameters}
+    # As on the script's command line; of `gate` and a hyperparameter gate, the parameter counts.
+    by_option = {each.hyperparameter: each for each in parameters if each.hyperparameter}
+    return by_name.get(typed) or by_option.get(option) or by_name.get(option)
+
+
 def parse(texts: Sequence[str], *, workload: Workload) -> dict[str, str]:
     """Parses and checks `NAME=VALUE` texts, each parameter at most once.
 
-    Names are in snake or camel case, or as the script spells a hyperparameter.
+    Names are the parameters' own, or as the script spells a hyperparameter.
     """
     checked: dict[str, str] = {}
-    spelt: list[tuple[str, str]] = []
+    for name, (parameter, value) in _split(texts, workload=workload).items():
+        if parameter is None:
+            names = [declared.name for declared in parameters_of(workload)]
+            what = f"a run of {workload.name} has no parameter {name}"
+            raise UsageError(what, fix=nearest(name, names))
+        checked[name] = parameter.check(value)
+    return checked
+
+
+def overrides_of(texts: Sequence[str], *, workload: Workload) -> list[str]:
+    """Returns the `key.path=value` overrides for `NAME=VALUE` texts; raises as `parse`."""
+    parameters = {each.name: each for each in parameters_of(workload)}
+    overrides: list[str] = []
+    for name, value in parse(texts, workload=workload).items():
+        parameter = parameters[name]
+        if not parameter.key or value == parameter.check(parameter.default):
+            continue
+        overrides.append(f"{parameter.key}={_literal(parameter, value, workload)}")
+        if parameter.hyperparameter == "epochs":
+            # Steps take precedence over epochs (`TrainingSize.total_steps`).
+            overrides += [f"training.epochs={value}", "training.steps=null"]
+    return overrides
+
+
+def run_values(
+    texts: Sequence[str], *, workload: Workload, declared: Mapping[str, Kind]
+) -> dict[str, Value]:
+    """Returns the values of NAME=VALUE texts, of the kinds that an uploaded pipeline declares.
+
+    Args:
+        texts: With the parameters' names, or as the script spells a hyperparameter.
+        workload: The workload whose pipeline is uploaded.
+        declared: Names and kinds of the uploaded pipeline's parameters.
+
+    Raises:
+        UsageError: For an unknown name, a name that is given twice, or a value of another kind.
+    """
+    values: dict[str, Value] = {}
+    for name, (own, value) in _split(texts, workload=workload).items():
+        if own:
+            value = own.check(value)
+        if name not in declared:
+            raise UsageError(
+                f"the uploaded pipeline has no parameter {name}",
+                fix=f"{nearest(name, sorted(declared))}; a new one: stoker upload",
+            )
+        kind = declared[name]
+        changed = "if the workload has changed, upload it first"
+        word = Parameter(name=name, kind=kind, text=changed).check(value)
+        values[name] = word if kind == "string" else cast(Value, json.loads(word))
+        if kind == "number":
+            values[name] = float(word)
+    return values
+
+
+def _split(texts: Sequence[str], *, workload: Workload) -> dict[str, tuple[Parameter | None, str]]:
+    """Returns each parameter that NAME=VALUE texts set, and its value; None: it is unknown."""
+    found: dict[str, tuple[Parameter | None, str]] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals:
             raise UsageError(f"--param {text} is not NAME=VALUE", fix="for example epochs=3")
         parameter = parameter_named(name, workload=workload)
-        if parameter is None:
-            names = [declared.name for declared in parameters_of(workload)]
-            raise UsageError(
-                f"a run of {workload.name} has no parameter {name}", fix=nearest(name, names)
-            )
-        checked[parameter.name] = parameter.check(value)
-        spelt.append((parameter.name, text))
-    refuse_doubles(spelt)
-    return checked
+        name = parameter.name if parameter else name.strip()
+        if name in found:
+            fix = "leave one of them out"
+            raise UsageError(f"{name} is given twice", where=f"--param {text}", fix=fix)
+        found[name] = (parameter, value)
+    return found
 
 
-def parameter_named(name: str, *, workload: Workload) -> Parameter | None:
-    """Returns a parameter by its name in snake or camel case, or by its hyperparameter's."""
-    parameters = parameters_of(workload)
-    typed = name.strip()
-    by_name = {parameter.name: parameter for parameter in parameters}
-    # As on the script's command line; of `gate` and a hyperparameter gate, the parameter counts.
-    by_option = {p.hyperparameter: p for p in parameters if p.hyperparameter}
-    option = typed.removeprefix("--")
-    return (
-        by_name.get(spelt_as(typed, by_name))
-        or by_option.get(option)
-        or by_name.get(spelt_as(option, by_name))
-    )
-
-
-def refuse_doubles(spelt: Sequence[tuple[str, str]]) -> None:
-    """Raises UsageError if two NAME=VALUE texts set one parameter.
-
-    Args:
-        spelt: Each text after the name of its parameter.
-    """
-    earlier: dict[str, str] = {}
-    for name, text in spelt:
-        if name in earlier:
-            raise UsageError(
-                f"{name} is given twice: {earlier[name]} and {text}",
-                where="--param",
-                fix="leave one of them out",
-            )
-        earlier[name] = text
-
-
-def overrides_of(texts: Sequence[str], *, workload: Workload) -> list[str]:
-    """Returns the `key.path=value` overrides for `NAME=VALUE` texts; raises as `parse`."""
-    values = parse(texts, workload=workload)
-    parameters = {p.name: p for p in parameters_of(workload)}
-    overrides: list[str] = []
-    for name, value in values.items():
-        overrides += parameters[name].overrides(value)
-    return overrides
-
-
-def whole_number(text: str) -> str | None:
-    """Returns a whole number without leading zeros (YAML's octals); None for another text.
+def _whole_number(text: str) -> str | None:
+    """Returns a whole number without leading zeros; None for another text.
 
     Services that store all numbers as floats may write 3 as 3.0, and 20000000 as 2.0E7.
     """
-    if _WHOLE.fullmatch(text):
+    if re.fullmatch(r"-?[0-9]{1,18}", text):
         return str(int(text))
     value = float(text) if is_number(text) else 0.5
     # Larger floats are not exact.
-    if value.is_integer() and abs(value) < 2**53:
-        return str(int(value))
-    return None
-
-
-def truth_value(text: str) -> str:
-    """Returns `true` or `false` for their spellings in JSON, in Python and as a number."""
-    return {"1": "true", "0": "false"}.get(whole_number(text) or "", text.lower())
+    return str(int(value)) if value.is_integer() and abs(value) < 2**53 else None
 
 
 def is_number(text: str) -> bool:
@@ -259,392 +295,53 @@ def is_number(text: str) -> bool:
         return False
 
 
-def _hyperparameters(workload: Workload) -> list[Parameter]:
-    """Returns a parameter for each hyperparameter that a run can change, typed by its value.
-
-    They have the workload's order.
-
-    A run cannot change hyperparameters without a value, with a long text, a list, a mapping, NaN,
-    an infinity, a whole number beyond 18 digits, or with characters other than letters, digits, -
-    and _ in the name. `epochs` is among the fixed parameters.
-    """
-    # In camel case, in which a name may be given too, beta_1 and beta1 are one.
-    names = {_camel(fixed.name) for fixed in (*_PARAMETERS, _SKIP)}
-    values = {
-        name: value
-        for name, value in values_of(workload.hyperparameters).items()
-        if _is_changeable(name) and _can_change(value, workload.options.get(name))
-    }
-    parameters = {}
-    # Of lr and LR, lr gets the name.
-    declared = sorted(
-        [*values][:MAX_HYPERPARAMETERS],
-        key=lambda spelling: (_snake(spelling) != spelling, spelling),
-    )
-    for hyperparameter in declared:
-        name = _snake(hyperparameter)
-        # The name of another parameter, or no identifier of Python and the services.
-        while (
-            _camel(name) in names
-            or _TAKEN.fullmatch(name)
-            or not name.isidentifier()
-            or keyword.iskeyword(name)
-        ):
-            name = f"hyperparameter_{name}"
-        names.add(_camel(name))
-        parameters[hyperparameter] = _hyperparameter(
-            name,
-            hyperparameter,
-            values[hyperparameter],
-            option=workload.options.get(hyperparameter),
-        )
-    return [parameters[name] for name in values if name in parameters]
+def _literal(parameter: Parameter, value: str, workload: Workload) -> str:
+    """Returns a value in YAML."""
+    if parameter.key == "gate":
+        return _gates(value, workload)
+    if parameter.kind == "number":
+        return repr(float(value))
+    is_text = parameter.hyperparameter or not is_number(value)
+    if parameter.kind != "string" or not is_text:
+        return value
+    if not value and not parameter.hyperparameter:
+        return "null"
+    return json.dumps(value, ensure_ascii=False)
 
 
-def _is_changeable(name: str) -> bool:
-    return name != "epochs" and bool(_CHANGEABLE.fullmatch(name))
-
-
-def _fits(value: str | float) -> bool:
-    """Whether a parameter of a pipeline can have the value."""
-    if isinstance(value, str):
-        return len(value) <= _MAX_TEXT and _is_one_line(value)
-    # Pipelines are JSON, which has no NaN; services store whole numbers in 64 bits.
-    if isinstance(value, int):
-        return abs(value) < 10**18
-    return math.isfinite(value)
-
-
-def _is_one_line(text: str) -> bool:
-    return text.splitlines() in ([], [text])
-
-
-def _snake(name: str) -> str:
-    # As Kubeflow spells names.
-    return re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
-
-
-def _can_change(value: Json, option: ScriptOption | None) -> bool:
-    """Whether a run can change a hyperparameter with this value."""
-    if option is not None and (value is None or option.type == "words"):
-        return _fits(_words_in(value))
-    return isinstance(value, str | int | float) and _fits(value)
-
-
-def _words_in(value: Json) -> str:
-    """Returns the value of an option of several words as a text."""
-    if isinstance(value, list | tuple):
-        return shlex.join(argument(word) for word in value)
-    return argument(value)
-
-
-def _hyperparameter(
-    name: str, hyperparameter: str, value: Json, *, option: ScriptOption | None
-) -> Parameter:
-    """Returns the parameter of a hyperparameter.
-
-    Args:
-        name: Name of the parameter.
-        hyperparameter: As the script spells it.
-        value: The workload's, of which `_can_change` is true.
-        option: What the script says about it.
-    """
-    kinds: dict[type, Kind] = {bool: "boolean", int: "integer", float: "number", str: "string"}
-    is_words = option is not None and option.type == "words"
-    default: str | int | float = ""
-    if isinstance(value, str | int | float) and not is_words:
-        default = value
-    elif is_words:
-        default = _words_in(value)
-    kind = kinds[type(default)]
-    if option and option.type == "float" and kind == "integer":
-        default = float(default)
-        kind = "number"
-    meant = _KINDS.get(option.type, "string") if option and value is None else None
-    choices: tuple[str, ...] = ("true", "false") if "boolean" in (kind, meant) else ()
-    if option and option.choices is not None:
-        choices = tuple(argument(choice) for choice in option.choices)
-    text = f"Hyperparameter {hyperparameter}, passed to the command."
-    if option and (words := option.help.split()):
-        text = " ".join(words)
-    if meant:
-        text = f"{text.rstrip('.;')}; empty: not passed."
-    return Parameter(
-        name=name,
-        kind=kind,
-        text=text,
-        default=lambda workload: default,
-        overrides=lambda told: _override_of(hyperparameter, meant or kind, told, meant is not None),
-        choices=choices,
-        hyperparameter=hyperparameter,
-        optional=meant,
-    )
-
-
-def _override_of(name: str, kind: Kind, text: str, may_be_left_out: bool) -> tuple[str, ...]:
-    if may_be_left_out and not text:
-        return ()
-    return (f"hyperparameters.{name}={_in_yaml(kind, text)}",)
-
-
-def _is_one_of(text: str, choices: Sequence[str]) -> bool:
-    """Whether a text is a choice, also spelt as another number: 0.10 for 0.1."""
-    if text in choices:
-        return True
-    return is_number(text) and any(
-        is_number(choice) and float(choice) == float(text) for choice in choices
-    )
-
-
-def _in_yaml(kind: Kind, text: str) -> str:
-    """Returns a checked value, spelt so that YAML reads it as its kind."""
-    if kind == "number":
-        literal = repr(float(text))
-        # In YAML a number with an exponent has a point.
-        if "." in literal:
-            return literal
-        return literal.replace("e", ".0e")
-    if kind in ("boolean", "integer"):
-        return text
-    return _quoted(text)
-
-
-def _input_data(channel: str) -> Parameter:
-    return Parameter(
-        name="input_data",
-        text=f"Address of the training data: the uri of the channel {channel}.",
-        default=lambda workload: workload.channels[channel].uri,
-        overrides=_set(f"channels.{channel}.uri"),
-    )
-
-
-def _set(key: str, *, empty: Json = None) -> Overrides:
-    """Sets `key` to the value, quoted; for an empty value, to `empty`."""
-    return lambda value: (f"{key}={_quoted(value) if value else json.dumps(empty)}",)
-
-
-def _set_unless(empty: str, key: str) -> Overrides:
-    """Sets `key` to the value, quoted, unless it is `empty`, a shared component's default."""
-    return lambda value: () if value == empty else (f"{key}={_quoted(value)}",)
-
-
-def _quoted(text: str) -> str:
-    """Quotes any text for YAML, with 8-digit escapes: YAML has no surrogate pairs."""
-    words = (c if " " <= c <= "~" and c not in '"\\' else f"\\U{ord(c):08X}" for c in text)
-    return '"' + "".join(words) + '"'
-
-
-def _number(key: str) -> Overrides:
-    # Not quoted, so that YAML reads a number.
-    return lambda value: (f"{key}={value or 'null'}",)
-
-
-def _types(value: str) -> tuple[str, ...]:
-    names = ", ".join(map(_quoted, value.replace(",", " ").split()))
-    if names:
-        return (f"constraints.allowed_instance_types=[{names}]",)
-    return ("constraints.allowed_instance_types=null",)
-
-
-def _epochs(value: str) -> tuple[str, ...]:
-    if value == "0":
-        return ()
-    # Steps take precedence over epochs (`TrainingSize.total_steps`).
-    return (f"training.epochs={value}", "training.steps=null", f"hyperparameters.epochs={value}")
-
-
-def _epochs_of(workload: Workload) -> Parameter:
-    """Returns the parameter with the workload's epochs, which as they are change nothing."""
-    default_epochs = str(_own_epochs(workload))
-    (epochs,) = (each for each in _PARAMETERS if each.name == "epochs")
-    return replace(
-        epochs,
-        default=_own_epochs,
-        overrides=lambda value: () if value == default_epochs else _epochs(value),
-    )
-
-
-def _own_epochs(workload: Workload) -> int:
-    """Returns the epochs that the workload names; 0: it names none."""
-    epochs = workload.hyperparameters.get("epochs")
-    is_whole = isinstance(epochs, int) and not isinstance(epochs, bool) and 0 < epochs < 10**18
-    if is_whole:
-        return int(str(epochs))
-    if "epochs" in workload.hyperparameters:
-        return 0
-    return workload.training.epochs or 0
-
-
-def _gate_of(workload: Workload) -> Parameter:
-    """Returns the parameter of the gates, whose metrics keep the workload's patterns."""
-    (gate,) = (each for each in _PARAMETERS if each.name == "gate")
-    return replace(gate, overrides=lambda value: _gate(value, patterns=workload.metric_patterns))
-
-
-def _gate(value: str, *, patterns: Mapping[str, str] = MappingProxyType({})) -> tuple[str, ...]:
-    """Returns the override for `accuracy>=0.94, loss<=0.2`."""
+def _gates(value: str, workload: Workload) -> str:
+    """Returns `accuracy>=0.94, loss<=champion+0.1` as YAML; metrics keep their patterns."""
     gates: list[Document] = []
     for text in filter(None, (part.strip() for part in value.split(","))):
-        sign = next((sign for sign in (">=", "<=") if sign in text), None)
-        metric, _, bound = text.partition(sign or ">=")
-        bound = bound.replace(" ", "")
-        key = "min" if sign == ">=" else "max"
-        if bound.startswith("champion"):
-            key = f"{key}_champion"
-            bound = bound.removeprefix("champion") or "0"
-        try:
-            number = float(bound)
-        except ValueError:
-            sign = None
-        if sign is None or not metric.strip():
+        match = _BOUND.fullmatch(text)
+        bound = (match[4] or ("0" if match[3] else "")) if match else ""
+        if match is None or not is_number(bound):
             raise UsageError(
                 f"gate {text} is not METRIC>=BOUND or METRIC<=BOUND",
                 fix="for example accuracy>=0.94, or accuracy>=champion-0.005",
             )
-        gate: dict[str, Json] = {"metric": metric.strip(), key: number}
-        if metric.strip() in patterns:
-            gate["regex"] = patterns[metric.strip()]
+        key = "min" if match[2] == ">=" else "max"
+        gate: dict[str, Json] = {
+            "metric": match[1],
+            f"{key}_champion" if match[3] else key: float(bound),
+        }
+        if match[1] in workload.metric_patterns:
+            gate["regex"] = workload.metric_patterns[match[1]]
         gates.append(gate)
     # One line: an override is one word of a command line.
-    return (f"gate={yaml.safe_dump(gates, default_flow_style=True, width=4096).strip()}",)
+    return json.dumps(gates, ensure_ascii=False)
 
 
-def gate_text(workload: Workload) -> str:
+def _gate_text(workload: Workload) -> str:
     """Returns the workload's gate as the parameter `gate` spells it."""
     parts = []
     for gate in workload.gate:
-        if gate.min is not None:
-            parts.append(f"{gate.metric}>={gate.min:g}")
-        if gate.max is not None:
-            parts.append(f"{gate.metric}<={gate.max:g}")
-        for sign, change in ((">=", gate.min_champion), ("<=", gate.max_champion)):
+        for sign, bound, change in (
+            (">=", gate.min, gate.min_champion),
+            ("<=", gate.max, gate.max_champion),
+        ):
+            if bound is not None:
+                parts.append(f"{gate.metric}{sign}{bound:g}")
             if change is not None:
                 parts.append(f"{gate.metric}{sign}champion{change:+g}")
     return ", ".join(parts)
-
-
-def _replaced(workload: Workload) -> str:
-    replaced = workload.feed.replace_dataloader
-    if isinstance(replaced, str):
-        return replaced
-    if replaced:
-        return "true"
-    return "false"
-
-
-def _limit_text(usd: float | None) -> str:
-    if usd is None:
-        return ""
-    return f"{usd:g}"
-
-
-_PARAMETERS = (
-    Parameter(
-        name="instance_type",
-        text="Instance type that trains today; the profile runs on it.",
-        default=lambda workload: workload.todays_type,
-        overrides=_set_unless("", "cluster.dnn.instance_type"),
-    ),
-    Parameter(
-        name="instance_count",
-        kind="integer",
-        text="Hosts that train today.",
-        default=lambda workload: workload.num_todays_hosts,
-        overrides=lambda value: () if value in ("", "0") else (f"cluster.dnn.count={value}",),
-    ),
-    Parameter(
-        name="objective",
-        text="What ranks the plans: cost or time.",
-        default=lambda workload: workload.constraints.objective,
-        overrides=_set("constraints.objective"),
-        choices=("cost", "time"),
-    ),
-    Parameter(
-        name="max_usd_per_hour",
-        text="Limit for the cost of all hosts together, in dollars an hour; empty: no limit.",
-        default=lambda workload: _limit_text(workload.constraints.max_usd_per_hour),
-        overrides=_number("constraints.max_usd_per_hour"),
-    ),
-    Parameter(
-        name="max_usd",
-        text="Limit for the cost of the run, in dollars, at which it is ended; empty: no limit.",
-        default=lambda workload: _limit_text(workload.constraints.max_usd),
-        overrides=_number("constraints.max_usd"),
-    ),
-    Parameter(
-        name="max_data_hosts",
-        kind="integer",
-        text="Maximum number of data hosts in a plan; 0: no data group.",
-        default=lambda workload: workload.constraints.max_data_hosts,
-        overrides=_number("constraints.max_data_hosts"),
-    ),
-    Parameter(
-        name="allowed_types",
-        text="Comma-separated instance types that a plan may have; empty: the catalog's.",
-        default=lambda w: ", ".join(w.constraints.allowed_instance_types or ()),
-        overrides=_types,
-    ),
-    Parameter(
-        name="replace_dataloader",
-        text="Whether plain torch.utils.data.DataLoader objects are served too; auto: unless the "
-        "script imports stoker's.",
-        default=_replaced,
-        overrides=lambda value: (f"feed.replace_dataloader={value}",),
-        choices=("auto", "true", "false"),
-    ),
-    Parameter(
-        name="epochs",
-        kind="integer",
-        text="Epochs of the training, passed to the command as --epochs; 0 or the workload's: as "
-        "the workload says.",
-        default=lambda workload: 0,
-        overrides=_epochs,
-    ),
-    Parameter(
-        name="gate",
-        text="What the model must reach, such as accuracy>=0.94, loss<=0.2; empty: no gate.",
-        default=gate_text,
-        overrides=_gate,
-    ),
-    Parameter(
-        name="image",
-        text="Image that all hosts run.",
-        default=lambda workload: workload.image or "",
-        overrides=_set("image"),
-    ),
-    Parameter(
-        name="model_group",
-        text="Model package group in which a model that passed is registered.",
-        default=lambda w: (w.sagemaker and w.sagemaker.model.group) or w.name,
-        # The registration reads it from the pipeline's parameters.
-        overrides=lambda value: (),
-    ),
-    Parameter(
-        name="approval",
-        text="Approval status with which it is registered.",
-        default=lambda w: (w.sagemaker.model if w.sagemaker else ModelSettings()).approval,
-        overrides=lambda value: (),
-        choices=get_args(ModelSettings.__annotations__["approval"]),
-    ),
-    Parameter(
-        name="reuse_profile",
-        text="Folder with a profile.json to reuse instead of a new profile; empty: profile.",
-        default=lambda workload: "",
-        overrides=lambda value: (),
-    ),
-)
-
-# Of a workload that asks for it.
-_SKIP = Parameter(
-    name="skip_unchanged",
-    text="Whether a run ends at once if nothing has changed since the last one that passed.",
-    default=lambda workload: "true",
-    overrides=lambda value: (f"skip_unchanged={value}",),
-    choices=("true", "false"),
-)
-_POOLS = Parameter(
-    name="pools_file",
-    text="Text of the CSV file of node pools with prices; empty: the pools in the workload.",
-    default=lambda workload: "",
-    overrides=_set_unless("", "kubernetes.pools_file"),
-)

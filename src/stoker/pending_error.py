@@ -28,12 +28,13 @@ class PendingError:
         """Whether it only says that an iterator has ended."""
         return isinstance(self._error, StopIteration)
 
+    def peek(self) -> BaseException | None:
+        """Returns the error, which stays here."""
+        return self._error
+
     def keep(self, error: BaseException) -> None:
         """Keeps an error, in place of one that was kept before."""
         self._error = error
-
-    def drop(self) -> None:
-        self._error = None
 
     def take(self) -> BaseException:
         """Returns the error, which is no longer kept here; there has to be one."""

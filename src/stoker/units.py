@@ -1,20 +1,12 @@
-"""Figures as text: times, money, shares, bytes, counts.
+"""Figures as text, the same for terminal and page: times, money, shares, bytes, counts."""
 
-A page's figures have spaces that do not break. A terminal gets plain ones: `ms`, `size`,
-`percentage` and `duration`.
-"""
-
+import io
 import math
 import re
 import textwrap
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from statistics import fmean
-from typing import Literal
 
-Style = Literal["terminal", "page"]
-NBSP = "\N{NO-BREAK SPACE}"
-_MINUS = "\N{MINUS SIGN}"
 NOT_KNOWN = "not known"
 # Before dollars that come from an estimated price.
 ESTIMATE = "~"
@@ -30,77 +22,6 @@ _SAME_TIME = 0.0005
 SAME_COST = 0.005
 # Length of tag values and of model package metadata.
 _MAX_AWS_VALUE = 256
-_WITH_UNIT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+|%)\s*", re.IGNORECASE)
-_SHARES = {"%": 0.01, "percent": 0.01}
-_SECONDS_OF = {
-    "ms": 0.001,
-    **dict.fromkeys(("s", "sec", "secs", "second", "seconds"), 1),
-    **dict.fromkeys(("m", "min", "mins", "minute", "minutes"), 60),
-    **dict.fromkeys(("h", "hr", "hour", "hours"), 3600),
-}
-_BYTES_OF = {
-    "b": 1,
-    **dict.fromkeys(("k", "kb"), 10**3),
-    **dict.fromkeys(("m", "mb"), 10**6),
-    **dict.fromkeys(("g", "gb"), 10**9),
-    **dict.fromkeys(("ki", "kib"), 2**10),
-    **dict.fromkeys(("mi", "mib"), 2**20),
-    **dict.fromkeys(("gi", "gib"), 2**30),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class TimeUnit:
-    """The one unit of time of a report, so that a reader can compare its figures."""
-
-    symbol: str
-    per_second: float
-
-    def show(self, seconds: float | None) -> str:
-        """Writes three significant digits and the unit: `61.8 ms`."""
-        return self._join(seconds, 3)
-
-    def brief(self, seconds: float | None) -> str:
-        """Writes two significant digits and the unit, for sentences: `62 ms`."""
-        return self._join(seconds, 2)
-
-    def bare(self, seconds: float | None) -> str:
-        """Writes three significant digits without the unit, for columns."""
-        if seconds is None:
-            return NOT_KNOWN
-        return digits(seconds * self.per_second, 3, max_places=4)
-
-    def tick(self, seconds: float, *, last: bool) -> str:
-        """Writes a mark of an axis as short as possible; the last one has the unit."""
-        text = f"{seconds * self.per_second:,.10g}"
-        if last:
-            return text + NBSP + self.symbol
-        return text
-
-    def span(self, low: float, high: float) -> str:
-        """Writes a range: `31.0 to 37.4 ms`."""
-        return f"{self.bare(low)} to {self.show(high)}"
-
-    def _join(self, seconds: float | None, figures: int) -> str:
-        if seconds is None:
-            return NOT_KNOWN
-        return digits(seconds * self.per_second, figures, max_places=4) + NBSP + self.symbol
-
-
-SECONDS = TimeUnit("s", 1.0)
-MILLISECONDS = TimeUnit("ms", 1e3)
-MICROSECONDS = TimeUnit("\N{MICRO SIGN}s", 1e6)
-
-
-def time_unit(seconds: Iterable[float | None]) -> TimeUnit:
-    """Returns the unit that suits the largest of `seconds`."""
-    largest = max((value for value in seconds if value is not None), default=0.0)
-    if largest >= 10:
-        return SECONDS
-    # Milliseconds also if nothing is known.
-    if largest >= 1e-3 or largest == 0:
-        return MILLISECONDS
-    return MICROSECONDS
 
 
 def digits(value: float, figures: int, *, max_places: int = 9) -> str:
@@ -115,11 +36,7 @@ def digits(value: float, figures: int, *, max_places: int = 9) -> str:
     # 9.996 is rounded to 10.00, one digit too many.
     if rounded and math.floor(math.log10(abs(rounded))) > math.floor(math.log10(abs(value))):
         places = max(0, places - 1)
-    return _grouped(rounded, places).replace("-", _MINUS)
-
-
-def _grouped(value: float, places: int) -> str:
-    return f"{value:,.{places}f}"
+    return f"{rounded:,.{places}f}"
 
 
 def usd(value: float | None, *, is_estimate: bool = False) -> str:
@@ -128,16 +45,8 @@ def usd(value: float | None, *, is_estimate: bool = False) -> str:
         return NOT_KNOWN
     mark = ESTIMATE if is_estimate else ""
     if abs(value) >= 1:
-        return f"{mark}${_grouped(value, 2)}"
+        return f"{mark}${value:,.2f}"
     return f"{mark}${digits(value, 3)}"
-
-
-def with_article(noun: str) -> str:
-    """Returns a noun, such as a class's name, behind `a` or `an`."""
-    start = noun.lower()
-    is_vowel = start.startswith(tuple("aeiou")) and not start.startswith(("uni", "us"))
-    article = "an" if is_vowel else "a"
-    return f"{article} {noun}"
 
 
 def apart(one: float, other: float) -> tuple[str, str]:
@@ -145,23 +54,15 @@ def apart(one: float, other: float) -> tuple[str, str]:
     places = 2
     while one != other and places < 9 and f"{one:.{places}f}" == f"{other:.{places}f}":
         places += 1
-    return _grouped(one, places), _grouped(other, places)
+    return f"{one:,.{places}f}", f"{other:,.{places}f}"
 
 
 def percent(fraction: float | None) -> str:
-    """Writes `0.64` as `64%`."""
+    """Writes `0.64` as `64%`, and `0.022` as `2.2%`."""
     if fraction is None:
         return NOT_KNOWN
-    return _percent(abs(fraction), sign="")
-
-
-def signed_percent(fraction: float | None) -> str:
-    """Writes a change with its sign: 0.2 as `+20%`."""
-    if fraction is None:
-        return NOT_KNOWN
-    if fraction < 0:
-        return _percent(-fraction, sign=_MINUS)
-    return _percent(fraction, sign="+")
+    # No decimals from 10% on; 9.96 would be 10.0. Less than a twentieth would be written as 0.0.
+    return f"{fraction:.{1 if 0.0005 <= abs(fraction) < 0.0995 else 0}%}"
 
 
 def times(factor: float) -> str:
@@ -174,31 +75,14 @@ def as_fast(speedup: float) -> str:
     return f"{times(speedup)} times as fast"
 
 
-def metric(value: float | None) -> str:
-    """Writes a metric or a bound of it as exactly as the script did, up to six digits."""
-    if value is None:
-        return NOT_KNOWN
-    if math.isfinite(value):
-        return figure(value).replace("-", _MINUS)
-    return figure(value)
-
-
-def figure(value: float, *, figures: int = 6) -> str:
+def figure(value: float | str, *, figures: int = 6) -> str:
     """Writes a number of a script with up to `figures` digits, or that it is none.
 
-    JavaScript's words, as in the records: `not a number (NaN)`, `not a number (-Infinity)`.
+    Texts as in the records: `not a number (NaN)`, `not a number (-Infinity)`.
     """
-    if math.isfinite(value):
-        return f"{value:.{figures}g}"
-    if math.isnan(value):
-        return "not a number (NaN)"
-    sign = "" if value > 0 else "-"
-    return f"not a number ({sign}Infinity)"
-
-
-def whole(value: int) -> str:
-    """Formats a count: `10,000`."""
-    return _grouped(value, 0)
+    if isinstance(value, str):
+        return f"not a number ({value})"
+    return f"{value:.{figures}g}"
 
 
 def count(number: int, noun: str, plural: str | None = None) -> str:
@@ -208,41 +92,30 @@ def count(number: int, noun: str, plural: str | None = None) -> str:
         nouns = noun
     if number < len(_WORDS):
         return f"{_WORDS[number]} {nouns}"
-    return f"{whole(number)} {nouns}"
+    return f"{number:,} {nouns}"
 
 
 def numbered(number: int, noun: str, plural: str | None = None) -> str:
-    """Writes a number of things for a terminal: `1 worker`, `1,250 steps`."""
+    """Writes a number of things: `1 worker`, `1,250 steps`."""
     nouns = plural or f"{noun}s"
     if number == 1:
         nouns = noun
-    return f"{whole(number)} {nouns}"
+    return f"{number:,} {nouns}"
 
 
 def capital(text: str) -> str:
     return f"{text[:1].upper()}{text[1:]}"
 
 
-def _percent(fraction: float, *, sign: str) -> str:
-    value = fraction * 100
-    if value < 0.05:
-        # It would be written as 0.0, with a sign that says nothing.
-        return "0%"
-    # No decimals from 10% on; 9.96 would be 10.0.
-    if value >= 9.95:
-        return f"{sign}{_grouped(value, 0)}%"
-    return f"{sign}{value:.1f}%"
-
-
 def ms(seconds: float) -> str:
-    """Writes a time for a terminal, with three significant digits: `61.8 ms`, `1.24 s`."""
+    """Writes a time, with three significant digits: `61.8 ms`, `1.24 s`."""
     if seconds < 0.9995:
         return f"{digits(seconds * 1e3, 3, max_places=4)} ms"
     return f"{digits(seconds, 3)} s"
 
 
 def percentage(fraction: float, *, places: int = 0, signed: bool = False) -> str:
-    """Writes a share or a change for a terminal: `64%`, or with its sign `+20%`."""
+    """Writes a share or a change: `64%`, or with its sign `+20%`."""
     sign = "+" if signed else ""
     return f"{fraction:{sign}.{places}%}"
 
@@ -269,19 +142,17 @@ def wait_share(*, step_seconds: float, wait_seconds: float) -> float:
 def wait_words(
     share: float,
     *,
-    least: float | None,
-    rank: int,
+    least: float | None = None,
+    rank: int = 0,
     of: str = "of it waiting for data",
-    style: Style = "terminal",
 ) -> str:
     """Writes a share of waiting: `64% of it waiting for data`, with the ranks if they differ.
 
     `rank` waits longest; `least` is the share of the rank that waits least, if there are several.
     """
-    write = percent if style == "page" else percentage
     if least is None or share - least < _RANKS_DIFFER:
-        return f"{write(share)} {of}".rstrip()
-    return f"{write(least)} to {write(share)} {of}".rstrip() + f" (rank {rank} waits longest)"
+        return f"{percentage(share)} {of}"
+    return f"{percentage(least)} to {percentage(share)} {of} (rank {rank} waits longest)"
 
 
 def step_words(
@@ -291,26 +162,17 @@ def step_words(
     least_wait_share: float | None = None,
     rank: int = 0,
     whole_step_seconds: float | None = None,
-    whole_wait_seconds: float | None = None,
 ) -> str:
-    """Writes a step and its wait for a terminal: `61.8 ms, 64% of it waiting for data`.
+    """Writes a step and its wait: `61.8 ms, 64% of it waiting for data`.
 
     With what whole epochs have beyond their steps, if that is worth a word: `75.1 ms over whole
-    epochs, 71% of it waiting for data (61.8 ms within them, 64% of it)`.
+    epochs (61.8 ms within them, 64% of it waiting for data)`.
     """
     share = wait_share(step_seconds=step_seconds, wait_seconds=wait_seconds)
     waiting = wait_words(share, least=least_wait_share, rank=rank)
     if whole_step_seconds is None or not is_whole_longer(step_seconds, whole_step_seconds):
         return f"{ms(step_seconds)}, {waiting}"
-    whole = f"{ms(whole_step_seconds)} over whole epochs"
-    if whole_wait_seconds is None:
-        return f"{whole} ({ms(step_seconds)} within them, {waiting})"
-    all_waiting = wait_share(step_seconds=whole_step_seconds, wait_seconds=whole_wait_seconds)
-    waiting = wait_words(share, least=least_wait_share, rank=rank, of="of it")
-    return (
-        f"{whole}, {percentage(all_waiting)} of it waiting for data "
-        f"({ms(step_seconds)} within them, {waiting})"
-    )
+    return f"{ms(whole_step_seconds)} over whole epochs ({ms(step_seconds)} within them, {waiting})"
 
 
 def is_whole_longer(step_seconds: float, whole_step_seconds: float) -> bool:
@@ -318,23 +180,11 @@ def is_whole_longer(step_seconds: float, whole_step_seconds: float) -> bool:
     return whole_step_seconds >= (1 + _WORTH_A_WORD) * step_seconds
 
 
-def than_predicted(error: float, style: Style = "terminal") -> str:
-    """Writes measured / predicted - 1: `2.2% longer than predicted`, or as on a page."""
+def longer(error: float) -> str:
+    """Writes by how much a time differs: `2.2% longer than`, `as long as`."""
     if abs(error) < _SAME_TIME:
-        return f"{longer(error, style)} as predicted"
-    return f"{longer(error, style)} than predicted"
-
-
-def longer(error: float, style: Style = "terminal") -> str:
-    """Writes by how much a time differs: `2.2% longer`, `as long`."""
-    if abs(error) < _SAME_TIME:
-        return "as long"
-    by = percentage(abs(error), places=1)
-    if style == "page":
-        by = percent(error)
-    if error > 0:
-        return f"{by} longer"
-    return f"{by} shorter"
+        return "as long as"
+    return f"{percentage(abs(error), places=1)} {'longer' if error > 0 else 'shorter'} than"
 
 
 def vcpus_words(number: float) -> str:
@@ -357,7 +207,7 @@ def cost_change_words(change: float, *, is_billed: bool) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Writes a duration for a terminal: `48 s`, `3 min 12 s`, `1 h 03 min`."""
+    """Writes a duration: `48 s`, `3 min 12 s`, `1 h 03 min`."""
     minutes, rest = divmod(max(0, round(seconds)), 60)
     if minutes < 60:
         if minutes:
@@ -367,7 +217,7 @@ def duration(seconds: float) -> str:
 
 
 def size(num_bytes: float) -> str:
-    """Writes bytes for a terminal, with three significant digits: `900 kB`, `4.05 MB`."""
+    """Writes bytes, with three significant digits: `900 kB`, `4.05 MB`."""
     for unit, bytes_of_one in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         # 999.9 kB are written as 1.00 MB, not as 1,000 kB.
         if num_bytes >= 0.9995 * bytes_of_one:
@@ -382,25 +232,33 @@ def wrapped(text: str, *, width: int = 88, indent: str = "") -> list[str]:
     )
 
 
+def table_lines(
+    heads: Sequence[str], rows: Iterable[Sequence[str]], *, width: int = 88
+) -> list[str]:
+    """Returns a table as lines; long cells of text are cut, columns of figures are at the right."""
+    # Imported here: this module is in every process.
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, show_edge=False)
+    cells = [*rows]
+    for column, head in enumerate(heads):
+        is_number = all(row[column][:1] in "0123456789~$-+?" for row in cells)
+        # The first columns are names, which may be long.
+        is_name = column < 2 and not is_number
+        table.add_column(
+            head,
+            justify="right" if is_number else "left",
+            no_wrap=True,
+            overflow="ellipsis" if is_name else "fold",
+        )
+    for row in cells:
+        table.add_row(*row)
+    out = io.StringIO()
+    Console(file=out, width=width, color_system=None, markup=False, highlight=False).print(table)
+    return [line.rstrip() for line in out.getvalue().splitlines()]
+
+
 def aws_value(text: str) -> str:
     """Returns a text with the characters and the length that AWS allows in tags."""
     return re.sub(r"[^\w .:/=+@-]", "-", text)[:_MAX_AWS_VALUE]
-
-
-def without_unit(text: str, *, name: str) -> str:
-    """Returns a number that was written with its unit as it is to be written; empty: not clear.
-
-    Args:
-        text: Such as 5%, 10 min or 2GB.
-        name: Of the key or option, whose last word is its unit: seconds or bytes; else a share.
-    """
-    match = _WITH_UNIT.fullmatch(text)
-    if match is None:
-        return ""
-    units: Mapping[str, float] = _SHARES
-    if name.lower().endswith("seconds"):
-        units = _SECONDS_OF
-    elif name.lower().endswith("bytes"):
-        units = _BYTES_OF
-    factor = units.get(match[2].lower())
-    return "" if factor is None else f"{float(match[1]) * factor:.15g}"

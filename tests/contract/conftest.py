@@ -12,15 +12,6 @@ def follow():
 
 
 @pytest.fixture
-def forked():
-    """What a test starts is forked of a Python that has torch, with all that it starts."""
-    from support.forked_tree import forking
-
-    with forking():
-        yield
-
-
-@pytest.fixture
 def answers(aws):
     from support.aws_answers import Answers
 

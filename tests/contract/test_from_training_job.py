@@ -1,20 +1,26 @@
 """`stoker init --from-training-job` turns what a job says into a workload that loads and plans."""
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
 import yaml
 
-from stoker.errors import ServiceError, UsageError
+from stoker.errors import UsageError
 from stoker.platforms.aws import Aws
 from stoker.platforms.base import JobSpec
 from stoker.platforms.sagemaker import SageMakerPlatform
+from stoker.platforms.sagemaker.load import observed_load
 from stoker.project.from_training_job import from_training_job
 from stoker.records import Group, Workload
+from stoker.run.advising import observe
 from stoker.workload_file import read_workload
-from support.command import stoker, succeeds
+from support import cloudwatch
+from support.aws_answers import Answers
+from support.command import succeeds
+from support.moto_server import REGION
 from support.sagemaker_uploads import recorded
 
 ROLE = "arn:aws:iam::123456789012:role/service-role/training"
@@ -85,11 +91,15 @@ def described(request: Mapping[str, object]) -> dict[str, object]:
     }
 
 
-def made(request: Mapping[str, object], tmp_path: Path) -> tuple[str, Workload]:
+def from_job(request: Mapping[str, object]) -> tuple[str, str]:
     answers = recorded()
     answers.add("describe_training_job", described(request))
     answers.add("list_tags", {"Tags": [{"Key": "team", "Value": "vision"}]})
-    name, text = from_training_job(str(request["TrainingJobName"]), aws=answers.aws())
+    return from_training_job(str(request["TrainingJobName"]), aws=answers.aws())
+
+
+def made(request: Mapping[str, object], tmp_path: Path) -> tuple[str, Workload]:
+    name, text = from_job(request)
     file = tmp_path / f"{name}.yaml"
     file.write_text(text)
     return " ".join(text.replace("\n#", " ").split()), read_workload(file)
@@ -158,77 +168,28 @@ def test_a_script_mode_job_becomes_a_workload_with_all_its_settings(tmp_path):
     assert "InstanceGroups" in dict(body["ResourceConfig"])  # type: ignore[call-overload]
 
 
-def test_a_pending_limit_is_not_taken_as_a_data_group_cannot_have_it(tmp_path):
-    limits = {"MaxRuntimeInSeconds": 36000, "MaxPendingTimeInSeconds": 7200}
-    words, workload = made(SCRIPT_MODE | {"StoppingCondition": limits}, tmp_path)
-    assert "StoppingCondition.MaxPendingTimeInSeconds" in words
-    assert "InstanceGroups" in dict(plan(workload, tmp_path)["ResourceConfig"])  # type: ignore[call-overload]
-
-
-def grouped(*groups: tuple[str, str, int]) -> dict[str, object]:
-    named = [
-        {"InstanceGroupName": name, "InstanceType": kind, "InstanceCount": count}
-        for name, kind, count in groups
-    ]
-    return {
-        **SCRIPT_MODE,
-        "TrainingJobName": "mnist-groups",
-        "ResourceConfig": {"InstanceGroups": named, "VolumeSizeInGB": 30},
-        "InputDataConfig": [
-            channel("training", "s3://photos/train/", groups[0][0]),
-            channel("validation", "s3://photos/val/", *(name for name, _, _ in groups)),
-        ],
-    }
-
-
-GROUPS = grouped(("feeders", "ml.c5.9xlarge", 2), ("gpus", "ml.g5.xlarge", 1))
-
-
-def today(workload: Workload) -> tuple[str, int]:
-    return workload.cluster.dnn.instance_type, workload.cluster.dnn.count
-
-
-def test_the_group_that_trains_is_todays_cluster(tmp_path):
-    words, workload = made(GROUPS, tmp_path)
-    assert today(workload) == ("ml.g5.xlarge", 1)
-    assert workload.channels["training"].groups == ("data",)
-    assert workload.channels["validation"].groups == ("data", "dnn")
-    assert "the job's group gpus; correct it" in words
-    assert "feeders (2 x ml.c5.9xlarge), is left out" in words
-    plan(workload, tmp_path)
-    g6 = {"InstanceType": "ml.g6.xlarge", "InstanceCount": 3}
-    preferred = {"InstancePreferences": [g6], "VolumeSizeInGB": 30}
-    preferred |= {f"Selected{key}": value for key, value in g6.items()}
-    selected = made({**SCRIPT_MODE, "ResourceConfig": preferred}, tmp_path)[1]
-    assert today(selected) == ("ml.g6.xlarge", 3)
-    of_cpus = grouped(("data_group", "ml.c5.9xlarge", 1), ("b", "ml.c5.2xlarge", 1))
-    assert today(made(of_cpus, tmp_path)[1]) == ("ml.c5.2xlarge", 1)
+def test_a_secret_of_the_job_gets_a_place_and_its_value_is_not_written(tmp_path):
+    secrets = {"HF_TOKEN": "hidden-1", "WANDB_API_KEY": "hidden-2"}
+    given = {**SCRIPT_MODE["HyperParameters"], "hub_token": "hidden-3"}  # type: ignore[dict-item]
+    variables = {"Environment": {"NCCL_DEBUG": "WARN", **secrets}, "HyperParameters": given}
+    name, text = from_job({**SCRIPT_MODE, **variables})
+    document = yaml.safe_load(text)
+    assert "hidden" not in text
+    assert document["sagemaker"]["request"]["Environment"] == {"NCCL_DEBUG": "WARN"}
+    assert document["secrets"].keys() == secrets.keys()
+    for words in ("secrets.HF_TOKEN: ", "secrets.WANDB_API_KEY: ", "hyperparameters.hub_token is"):
+        assert words in text
+    # Until its place is filled in, no verb takes it.
+    file = tmp_path / f"{name}.yaml"
+    file.write_text(text)
+    with pytest.raises(UsageError, match=r"secrets\.HF_TOKEN"):
+        read_workload(file)
 
 
 def entered(hyperparameters: Mapping[str, str], **algorithm: object) -> dict[str, object]:
     specification = {"TrainingImage": "me/image:1", "TrainingInputMode": "File", **algorithm}
     changes = {"HyperParameters": hyperparameters, "AlgorithmSpecification": specification}
     return {**SCRIPT_MODE, **changes}
-
-
-RUNS_GO = {"ContainerEntrypoint": ["python3", "-u"], "ContainerArguments": ["go.py", "--fast"]}
-MPI_4 = {"sagemaker_program": "go", "sagemaker_mpi_num_of_processes_per_host": "4"}
-
-
-@pytest.mark.parametrize(
-    ("request_of", "command", "processes", "said"),
-    [
-        (entered({}, **RUNS_GO), "python3 -u go.py --fast", 1, "stoker must be in it"),
-        (entered({}), "train", 1, "the job names no program"),
-        (entered({"sagemaker_program": "go.sh"}), "bash go.sh", 1, "not say where its code came"),
-        (entered(MPI_4), "python -m go", 4, "stoker must be in it"),
-    ],
-)
-def test_the_command_is_what_the_job_ran(request_of, command, processes, said, tmp_path):
-    words, workload = made(request_of, tmp_path)
-    assert workload.command == tuple(command.split())
-    assert workload.cluster.dnn.processes_per_host == processes
-    assert said in words
 
 
 ALGORITHM = {"AlgorithmName": "x", "TrainingInputMode": "File"}
@@ -247,63 +208,96 @@ def test_a_job_that_no_workload_can_hold_is_refused(change, words, tmp_path):
         made({**SCRIPT_MODE, **change}, tmp_path)
 
 
-def test_a_file_system_is_a_channel_and_data_of_the_hub_is_left_out(tmp_path):
-    kind = {"FileSystemAccessMode": "ro", "FileSystemType": "EFS"}
-    disk = {"FileSystemId": "fs-0123456789a", "DirectoryPath": "/data", **kind}
-    hub = {"DatasetArn": "a"}
-    channels = [
-        {"ChannelName": "disk", "DataSource": {"FileSystemDataSource": disk}},
-        {"ChannelName": "hub", "DataSource": {"DatasetSource": hub}},
-    ]
-    words, workload = made({**SCRIPT_MODE, "InputDataConfig": channels}, tmp_path)
-    (channel,) = workload.channels.items()
-    assert (channel[0], channel[1].uri) == ("disk", "efs://fs-0123456789a/data")
-    assert "channels.hub is left out" in words
-    plan(workload, tmp_path)
-
-
-def test_a_missing_permission_is_named():
-    answers = recorded()
-    words = "User: x is not authorized to perform: sagemaker:DescribeTrainingJob on resource: y"
-    answers.refuse("describe_training_job", "AccessDeniedException", words)
-    with pytest.raises(ServiceError, match="sagemaker:DescribeTrainingJob is missing"):
-        from_training_job("photos", aws=answers.aws())
-
-
-def test_tags_that_may_not_be_read_are_no_obstacle():
-    answers = recorded()
-    answers.add("describe_training_job", described(SCRIPT_MODE))
-    answers.refuse("list_tags", "AccessDeniedException", "not authorized")
-    text = from_training_job("photos", aws=answers.aws())[1]
-    assert "tags could not be read (AccessDeniedException)" in text
-
-
-@pytest.mark.parametrize(
-    ("job", "name"), [("Photos-20261102101112", "photos"), ("x" * 39 + "-y", "x" * 39)]
-)
-def test_the_name_of_a_workload_is_the_jobs_without_its_time(job, name, tmp_path):
-    assert made({**SCRIPT_MODE, "TrainingJobName": job}, tmp_path)[1].name == name
-
-
 @pytest.mark.usefixtures("aws_server")
 def test_init_asks_the_service_and_writes_the_workload(tmp_path):
     aws = Aws(region="eu-central-1")
     aws.call("sagemaker", "CreateTrainingJob", **SCRIPT_MODE)
-    aws.call("sagemaker", "CreateTrainingJob", **GROUPS)
     name = str(SCRIPT_MODE["TrainingJobName"])
     done = succeeds("init", "mine", "--from-training-job", name, cwd=tmp_path)
-    assert "made: mine/photos.yaml, mine/.gitignore" in done.stdout
-    succeeds("init", "mine", "--from-training-job", "mnist-groups", cwd=tmp_path)
-    for file in ("photos.yaml", "mnist-groups.yaml"):
-        workload = read_workload(tmp_path / "mine" / file)
-        assert workload.command == ("python", "train.py")
-        plan(workload, tmp_path)
+    assert "made: mine/photos.yaml" in done.stdout
+    workload = read_workload(tmp_path / "mine" / "photos.yaml")
+    assert workload.command == ("python", "train.py")
+    plan(workload, tmp_path)
 
 
-@pytest.mark.usefixtures("aws_server")
-def test_a_job_that_is_not_there_leaves_no_folder(tmp_path):
-    done = stoker("init", "mine", "--from-training-job", "none-such", cwd=tmp_path)
-    assert done.returncode == 4
-    assert "training job none-such not found in eu-central-1" in done.stderr
-    assert "try:" in done.stderr
-    assert not (tmp_path / "mine").exists()
+NAME = "photos-2026-11-20"
+put = partial(cloudwatch.put_points, job=NAME)
+SIZES = {"ml.g5.2xlarge": (8, 1), "ml.c5.4xlarge": (16, 0), "ml.g4dn.xlarge": (4, 1)}
+MINUTES = 30
+TWO_HOSTS = {"InstanceType": "ml.g5.2xlarge", "InstanceCount": 2}
+
+
+@pytest.fixture
+def aws(aws_server):
+    return Aws(region=REGION)
+
+
+@pytest.fixture
+def begin():
+    now = datetime.now(UTC).replace(second=0, microsecond=0)
+    return now - timedelta(minutes=MINUTES + 5)
+
+
+def make_job(aws: Aws, resources: Mapping[str, object] = TWO_HOSTS) -> None:
+    """Creates a job as somebody does without stoker."""
+    aws.call(
+        "sagemaker",
+        "CreateTrainingJob",
+        TrainingJobName=NAME,
+        AlgorithmSpecification={"TrainingImage": "image", "TrainingInputMode": "File"},
+        RoleArn=ROLE,
+        OutputDataConfig={"S3OutputPath": "s3://bucket/out"},
+        ResourceConfig={"VolumeSizeInGB": 30, **resources},
+        StoppingCondition={"MaxRuntimeInSeconds": 3600},
+    )
+
+
+def trained(answers: Answers, begin: datetime, *, minutes: float | None = MINUTES, **more) -> None:
+    def change(parsed: dict[str, object]) -> None:
+        # moto ends a job at once, and knows nothing of the times of its training.
+        parsed.pop("TrainingEndTime", None)
+        parsed["TrainingStartTime"] = begin
+        if minutes:
+            parsed["TrainingEndTime"] = begin + timedelta(minutes=minutes)
+        parsed.update(more)
+
+    answers.change("sagemaker", "DescribeTrainingJob", change)
+
+
+def test_a_job_of_one_group_is_read_host_by_host_without_its_log(aws, answers, begin):
+    make_job(aws)
+    trained(answers, begin)
+    answers.watch("logs", "FilterLogEvents")
+    put(aws, "algo-1", begin, CPUUtilization=(800.0, 760.0), GPUUtilization=(40.0, 50.0))
+    put(aws, "algo-2", begin, CPUUtilization=(720.0, 720.0), GPUUtilization=(35.0, 35.0))
+    found = observed_load(aws, NAME, sizes=SIZES)
+    assert found.cpu == pytest.approx((0.975 + 0.9) / 2)
+    assert found.gpu == pytest.approx((0.45 + 0.35) / 2)
+    assert (found.instance_type, found.hosts) == ("ml.g5.2xlarge", 2)
+    assert answers.count("FilterLogEvents") == 0
+
+
+@pytest.fixture
+def finished(aws, begin, monkeypatch):
+    """A job with points, for an `Aws` that the verb makes itself."""
+    make_job(aws)
+    for host in ("algo-1", "algo-2"):
+        put(aws, host, begin, CPUUtilization=(792.0, 784.0), GPUUtilization=(41.0, 41.0))
+    call = Aws.call
+
+    def changed(self: Aws, service: str, operation: str, **parameters: object) -> object:
+        answer = call(self, service, operation, **parameters)
+        if operation == "DescribeTrainingJob":
+            end = begin + timedelta(minutes=MINUTES)
+            answer |= {"TrainingStartTime": begin.isoformat(), "TrainingEndTime": end.isoformat()}
+        return answer
+
+    monkeypatch.setattr(Aws, "call", changed)
+
+
+@pytest.mark.usefixtures("finished")
+def test_the_verb_prints_means_and_one_sentence(capsys):
+    observe(NAME, as_json=False)
+    words = capsys.readouterr().out
+    assert "CPU  98%   GPU  41%" in words
+    assert "probably CPU-bound" in words

@@ -1,14 +1,10 @@
-"""Kubeflow's pipeline and components: golden files, pods, parameters, what is refused.
+"""Kubeflow's pipeline and components: pods, parameters, what is refused.
 
-To write the golden files: python tests/contract/test_kubeflow_pipeline.py
+To write the components: python tests/contract/test_kubeflow_pipeline.py
 """
 
-import json
 import re
-import shlex
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import msgspec
@@ -20,72 +16,18 @@ if __name__ == "__main__":
 
 pytest.importorskip("kfp")
 
-from stoker.cli.app import STEP_VERBS, VERBS, app_for
+from stoker.cli.parser import app
 from stoker.errors import UsageError
-from stoker.kubeflow import compiled
-from stoker.pipelines.kubeflow.compile import COMPONENTS, MAX_WORKLOAD_BYTES, compile_kubeflow
+from stoker.kubeflow import compile_kubeflow
+from stoker.pipelines.kubeflow import MAX_WORKLOAD_BYTES
 from stoker.records import Gate, TrackingSettings
-from stoker.run.outputs import (
-    COMPARE_PARAMETERS,
-    DECIDE_PARAMETERS,
-    EVALUATE_PARAMETERS,
-    TRAIN_PARAMETERS,
-)
-from stoker.workload_file import workload_from
 from support import kubeflow_pipeline as sample
-from support.command import process
-from support.examples import printed_elsewhere
-
-GOLDEN = Path(__file__).with_name("kubeflow_pipeline.yaml")
-# What a caller cannot leave out, by component.
-REQUIRED = {
-    "profile": {"image", "workload"},
-    "decide": {"image", "workload", "profile"},
-    "train": {"image", "workload", "run_id", "profile", "decision"},
-    "evaluate": {"image", "workload", "profile", "decision", "training"},
-    "gate": {"image", "evaluation"},
-    "finish": {"image", "workload", "run_id"},
-    "period": {"image", "cache_days"},
-    "compare": {"image", "workload", "memory", "channels"},
-    "unchanged": {"image", "words"},
-    "remember": {
-        *("image", "workload", "memory", "profile", "decision", "training", "evaluation"),
-    },
-}
 
 
-# Inputs that the command of a component names, each a required one.
-NAMED = {
-    "period": {"cache_days"},
-    "compare": {"memory"},
-    "unchanged": {"words"},
-    "remember": {"memory"},
-}
-SKIPPING = ("skip_unchanged=true", "kubernetes.memory=pvc://runs/digits/memory")
-
-
-def test_the_pipeline_is_as_it_was():
-    golden = GOLDEN.read_text(encoding="utf-8")
-    assert sample.normalised(sample.compiled().definition) == golden
-
-
-@pytest.mark.parametrize("name", COMPONENTS)
+@pytest.mark.parametrize("name", sample.COMPONENTS)
 def test_a_component_to_share_is_that_of_the_package(name):
-    assert sample.normalised(sample.shared()[name]) == sample.components()[name]
-
-
-@pytest.mark.parametrize("name", COMPONENTS)
-def test_no_component_names_a_parameter_in_its_command_that_can_be_left_out(name):
-    """Kubeflow Pipelines 2.17 resolves such words before a step starts, without any default."""
-    (document,) = sample.parsed(sample.components()[name])
-    container = sample.executor(document, name)
-    words = "\n".join([*container["command"], *container["args"]])
-    named = re.findall(r"\$\.inputs\.parameters\['([^']+)'", words)
-    assert set(named) == NAMED.get(name, set())
-    assert set(named) <= REQUIRED[name]
-    parameters = document["components"][f"comp-{name}"]["inputDefinitions"]["parameters"]
-    for key, about in parameters.items():
-        assert "defaultValue" not in about, f"{key}: left out means as the workload says"
+    shared = (sample.ROOT / "components" / sample.COMPONENTS[name]).read_text(encoding="utf-8")
+    assert sample.normalised(shared) == sample.components()[name]
 
 
 def test_steps_are_small_restricted_pods_that_see_neither_gpus_nor_data():
@@ -95,7 +37,10 @@ def test_steps_are_small_restricted_pods_that_see_neither_gpus_nor_data():
     for label, pod in pods.items():
         asked, env = (executors[label]["container"][key] for key in ("resources", "env"))
         assert (asked["resourceCpuRequest"], asked.get("resourceCpuLimit")) == ("250m", None)
-        assert (asked["resourceMemoryRequest"], asked["resourceMemoryLimit"]) == ("256Mi", "1024Mi")
+        assert (asked["resourceMemoryRequest"], asked["resourceMemoryLimit"]) == (
+            "1024Mi",
+            "1024Mi",
+        )
         assert "accelerator" not in asked
         assert {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"} in env
         assert {"name": "HOME", "value": "/tmp"} in env
@@ -104,12 +49,6 @@ def test_steps_are_small_restricted_pods_that_see_neither_gpus_nor_data():
         assert pod["securityContext"] == user
         assert pod["imagePullPolicy"] == "IfNotPresent"
         assert [secret["secretName"] for secret in pod["imagePullSecret"]] == ["registry"]
-
-
-def test_steps_have_a_cpu_limit_where_the_namespace_wants_one():
-    pipeline, _ = sample.with_overrides("kubernetes.cpu_limit=true")
-    for executor in pipeline["deploymentSpec"]["executors"].values():
-        assert executor["container"]["resources"]["resourceCpuLimit"] == "1"
 
 
 def test_a_step_has_a_time_limit_but_for_those_that_follow_a_job():
@@ -121,51 +60,16 @@ def test_a_step_has_a_time_limit_but_for_those_that_follow_a_job():
             if "activeDeadlineSeconds" in pod
         }
 
-    assert limits() == dict.fromkeys(("period", "decide", "evaluate", "gate"), 3600)
+    assert limits() == dict.fromkeys(("decide", "evaluate", "gate", "finish"), 3600)
     sets = ("kubernetes.max_run_seconds=7200", "kubernetes.control.max_run_seconds=0")
     assert limits(*sets) == {}
 
 
-def test_steps_take_the_control_image_and_jobs_keep_theirs():
-    control = "kubernetes.control.image=registry/control:1"
-    pipeline, _ = sample.with_overrides(control, *SKIPPING)
-    listed = pipeline["root"]["inputDefinitions"]["parameters"]
-    assert listed["control_image"]["defaultValue"] == "registry/control:1"
-    found = {name: task["inputs"]["parameters"] for name, task in sample.tasks(pipeline).items()}
-    # It reads the digest of the image that it runs.
-    compares = found["compare"]["image"]["componentInputParameter"]
-    assert compares == "pipelinechannel--image"
-    for name in COMPONENTS.keys() - {"compare"}:
-        assert found[name]["image"]["componentInputParameter"].endswith("control_image")
-    for name in ("compare", "profile", "train"):
-        job_image = found[name]["job_image"]["componentInputParameter"]
-        assert job_image == "pipelinechannel--image"
-
-
-def test_what_ends_a_cached_profile_is_the_number_of_a_span_of_days(tmp_path):
-    pipeline, _ = sample.documents()
-    command = sample.executor(pipeline, "period")["command"]
-
-    def number(days: str) -> str:
-        file = tmp_path / "made" / days
-        subprocess.run([*command, days, str(file)], check=True, timeout=150)
-        return file.read_text().strip()
-
-    today = int(time.time()) // 86400
-    assert number("7") in (f"7.{today // 7}", f"7.{(today + 1) // 7}")
-    assert number("30") == number("30")
-    assert number("0") != number("0")
-
-
 def test_a_step_that_creates_a_job_knows_its_pod_stays_on_its_node_and_is_tried_again():
     _, pods = sample.documents()
-    for task in ("profile", "train", "finish"):
+    for task in ("profile", "train"):
         pod = pods[f"exec-{task}"]
         told = {env["name"]: env["fieldPath"] for env in pod["fieldPathAsEnv"]}
-        # The profile's input is only what its cache is looked up by.
-        has_whole = told.pop("STOKER_STEP_WORKLOAD", None) is not None
-        assert has_whole == (task == "profile")
-        assert has_whole == (pod["podMetadata"]["annotations"].pop("stoker/step-workload", "") > "")
         assert told == {
             "POD_NAME": "metadata.name",
             "POD_UID": "metadata.uid",
@@ -178,6 +82,13 @@ def test_a_step_that_creates_a_job_knows_its_pod_stays_on_its_node_and_is_tried_
         }
 
 
+def test_all_steps_after_the_profile_read_the_workload_that_it_has_resolved():
+    tasks = sample.tasks(sample.documents()[0])
+    for name in ("decide", "train", "evaluate"):
+        given = tasks[name]["inputs"]["parameters"]["workload"]["taskOutputParameter"]
+        assert given == {"outputParameterKey": "resolved", "producerTask": "profile"}
+
+
 def test_every_step_is_tried_again():
     tasks = sample.tasks(sample.documents()[0])
     waits = {
@@ -185,20 +96,24 @@ def test_every_step_is_tried_again():
         for name, task in tasks.items()
         if task.get("retryPolicy", {}).get("maxRetryCount") == 3
     }
-    followers = dict.fromkeys(("profile", "train", "finish"), "60s")
-    assert waits == followers | dict.fromkeys(("period", "decide", "evaluate", "gate"), "10s")
+    followers = dict.fromkeys(("profile", "train"), "60s")
+    assert waits == followers | dict.fromkeys(("decide", "evaluate", "gate", "finish"), "10s")
 
 
-def test_every_parameter_has_a_default_and_a_description_and_reaches_a_step():
-    root = sample.documents()[0]["root"]
-    listed = root["inputDefinitions"]["parameters"]
-    handed = [task["inputs"]["parameters"].values() for task in root["dag"]["tasks"].values()]
+def test_every_parameter_has_a_default_and_a_description_and_reaches_the_profile_alone():
+    pipeline, _ = sample.documents()
+    listed = pipeline["root"]["inputDefinitions"]["parameters"]
+    tasks = sample.tasks(pipeline)
+    given = tasks.pop("profile")["inputs"]["parameters"]
+    others = {name: task["inputs"] for name, task in tasks.items() if name in sample.COMPONENTS}
+    assert "pipelinechannel--epochs" not in str(others)
     parameters = sample.compiled().parameters
     assert listed.keys() == {parameter.name for parameter in parameters}
     for each in parameters:
         assert listed[each.name]["description"] == each.text
-        assert listed[each.name]["defaultValue"] == each.default(sample.WORKLOAD)
-        assert any({"componentInputParameter": each.name} in values for values in handed)
+        assert listed[each.name]["defaultValue"] == each.default
+        channel = f"pipelinechannel--{each.name}"
+        assert given[f"param_{each.name}"] == {"componentInputParameter": channel}
 
 
 def test_the_folder_of_champions_is_mounted_where_it_is_read_and_written():
@@ -207,102 +122,26 @@ def test_the_folder_of_champions_is_mounted_where_it_is_read_and_written():
         "gate=[{metric: accuracy, min: 0.9, min_champion: -0.005}]",
     )
     mounted = {name: pod["pvcMount"] for name, pod in pods.items() if "pvcMount" in pod}
-    # Two others keep the memory there.
-    assert mounted.keys() == {"exec-evaluate", "exec-gate", "exec-decide", "exec-remember"}
+    assert mounted.keys() == {"exec-evaluate", "exec-gate"}
     (mount,) = mounted["exec-gate"]
     found = (mount["constant"], mount["mountPath"], mount["subPath"])
     assert found == ("runs", "/mnt/champions", "digits/champions")
     assert "--promote" in sample.executor(pipeline, "gate")["args"]
-    parameters = pipeline["root"]["inputDefinitions"]["parameters"]
-    assert parameters["champion"]["defaultValue"] == "/mnt/champions"
-    assert parameters["gate"]["defaultValue"] == "accuracy>=0.9, accuracy>=champion-0.005"
     for task in ("evaluate", "gate"):
         given = sample.tasks(pipeline)[task]["inputs"]["parameters"]["champion"]
-        assert given["componentInputParameter"].endswith("--champion")
+        assert given == {"runtimeValue": {"constant": "/mnt/champions"}}
 
 
 @pytest.mark.parametrize("task", ["profile", "decide", "train", "evaluate", "gate", "finish"])
 def test_the_cli_understands_what_the_steps_say(task):
-    commands = typer.main.get_command(app_for(*VERBS, *STEP_VERBS)).commands  # type: ignore[attr-defined]
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     container = sample.executor(sample.documents()[0], task)
     program, *verbs = container["command"]
     assert program == "stoker"
     verb = " ".join(verbs)
     words = [re.sub(r"\{\{\$.*\}\}", "value", word) for word in container["args"]]
+    commands |= {f"step {name}": step for name, step in commands["step"].commands.items()}
     commands[verb].make_context(verb, words)
-
-
-@pytest.mark.parametrize("name", COMPONENTS)
-def test_a_shared_component_is_loaded_into_other_pipelines(name):
-    from kfp import components
-
-    text = sample.shared()[name]
-    inputs = sample.parsed(text)[0]["components"][f"comp-{name}"]["inputDefinitions"]
-    assert all(about["description"] for sort in inputs.values() for about in sort.values())
-    spec = components.load_component_from_text(text).component_spec
-    assert spec.name == name
-    assert {key for key, about in spec.inputs.items() if not about.optional} == REQUIRED[name]
-    texts = {key for key, about in (spec.outputs or {}).items() if about.type == "String"}
-    known = {"number", *COMPARE_PARAMETERS, *DECIDE_PARAMETERS, *TRAIN_PARAMETERS}
-    assert texts <= known | EVALUATE_PARAMETERS
-
-
-@pytest.mark.parametrize("name", ["profile", "train"])
-@pytest.mark.parametrize("is_parameter", [False, True])
-def test_a_shared_component_changes_hyperparameters_of_any_workload(name, is_parameter):
-    from kfp import components, dsl
-
-    text = '{"lr": 0.1, "batch-size": 128}'
-    component = components.load_component_from_text(sample.shared()[name])
-    paths = {"profile": "gs://p.json", "decision": "gs://d.json"}
-
-    @dsl.pipeline(name="theirs")
-    def theirs(tuned: str = text) -> None:
-        artifacts = {
-            key: dsl.importer(artifact_uri=uri, artifact_class=dsl.Artifact).output
-            for key, uri in paths.items()
-            if name == "train"
-        }
-        run = {"run_id": dsl.PIPELINE_JOB_ID_PLACEHOLDER} if name == "train" else {}
-        component(
-            image="i:1",
-            workload="{}",
-            hyperparameters=tuned if is_parameter else text,
-            **artifacts,
-            **run,
-        )
-
-    (pipeline,) = sample.parsed(compiled(theirs))
-    given = sample.tasks(pipeline)[name]["inputs"]["parameters"]["hyperparameters"]
-    constant = {"runtimeValue": {"constant": text}}
-    assert given == ({"componentInputParameter": "tuned"} if is_parameter else constant)
-    assert "hyperparameters" not in str(sample.executor(pipeline, name))
-
-
-CHILD = """
-from pathlib import Path
-from support import kubeflow_pipeline as sample
-from stoker.pipelines.kubeflow.compile import compile_kubeflow
-print(compile_kubeflow(sample.WORKLOAD, folder=Path.cwd()).definition)
-print(sorted(sample.components().items()))
-assert not [name for name in sys.modules if name.split(".")[0] in ("components", "pipelines")]
-"""
-
-
-def test_other_processes_folders_and_hash_seeds_give_the_same_bytes_with_no_network(tmp_path):
-    said = printed_elsewhere(CHILD, tmp_path / "copy", "-W", "error", timeout=150)
-    # Of this process, whose hash seed is any.
-    made = sample.compiled().definition
-    assert said == f"{made}\n{sorted(sample.components().items())}\n"
-
-
-def test_nothing_of_the_users_own_connections_is_in_a_pipeline():
-    reach = "{host: 'https://kubeflow.internal', token_file: /home/me/token}"
-    overrides = ("kubernetes.context=admin@cluster", f"kubernetes.kubeflow={reach}")
-    workload = workload_from(sample.DOCUMENT, overrides=overrides)
-    text = compile_kubeflow(workload, folder=sample.ROOT).definition
-    for words in ("kubeflow.internal", "/home/me", "admin@cluster"):
-        assert words not in text
 
 
 @pytest.mark.parametrize(
@@ -323,30 +162,9 @@ def test_what_a_pipeline_needs_is_asked_for(changes, words):
     assert caught.value.fix
 
 
-@pytest.mark.parametrize("platform", ["sagemaker", "local"])
-def test_a_workload_of_another_platform_is_compiled_for_the_cluster(platform):
-    workload = msgspec.structs.replace(sample.WORKLOAD, platform=platform)
-    made = compile_kubeflow(workload, folder=sample.ROOT)
-    assert made.definition == sample.compiled().definition
-
-
-def test_compile_writes_the_pipeline_and_a_file_for_each_component(tmp_path):
-    (tmp_path / "digits.json").write_text(json.dumps(sample.DOCUMENT))
-    words = shlex.split("compile kubeflow digits.json --out p.yaml --components shared --json")
-    done = process(*words, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert (tmp_path / "p.yaml").read_text() == sample.compiled().definition
-    assert told["components"] == [f"shared/{name}.yaml" for name in COMPONENTS]
-    for name in COMPONENTS:
-        assert (tmp_path / "shared" / f"{name}.yaml").read_text() == sample.shared()[name]
-    assert told["parameters"]["cache_days"] == 30
-
-
 if __name__ == "__main__":
-    GOLDEN.write_text(sample.normalised(sample.compiled().definition), encoding="utf-8")
     from stoker import kubeflow
 
-    for name, place in COMPONENTS.items():
+    for name, place in sample.COMPONENTS.items():
         text = kubeflow.compiled(getattr(kubeflow, name))
         (sample.ROOT / "components" / place).write_text(text, encoding="utf-8")

@@ -1,91 +1,69 @@
-"""What stoker uses of the kubernetes client is the same in each of its years: 28 to 37."""
+"""Whose certificates are trusted."""
 
-from types import SimpleNamespace
-from typing import Any
+import types
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
 
 import pytest
-import urllib3
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
-from stoker.errors import ServiceError
-from stoker.platforms.kubernetes import api as connection
-from stoker.platforms.kubernetes.api import CONFIG_MAPS, PODS, ClusterApi
-from support.kubernetes_api import NAMESPACE, TOKEN, kubernetes_api
+from stoker.platforms.kubernetes.api import CONFIG_MAPS, ClusterApi
+from support.kubernetes_api import kube_config, kubernetes_api
+from support.platform_jobs import use_kube_config
 
-
-@pytest.fixture
-def api():
-    with kubernetes_api() as made:
-        yield made
+KEY = ec.generate_private_key(ec.SECP256R1())
+AUTHORITY = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "kubernetes")])
 
 
-@pytest.fixture
-def tokens():
-    return [TOKEN]
-
-
-@pytest.fixture
-def cluster(api, monkeypatch, tokens):
-    """A cluster by a client that has connections and a login, and no `call_api` of any year."""
-
-    def auth_settings() -> dict[str, Any]:
-        key, value = "authorization", f"Bearer {tokens[-1]}"
-        return {"BearerToken": {"type": "api_key", "in": "header", "key": key, "value": value}}
-
-    client = SimpleNamespace(
-        configuration=SimpleNamespace(host=api.url, auth_settings=auth_settings),
-        rest_client=SimpleNamespace(pool_manager=urllib3.PoolManager(retries=False)),
-        default_headers={"User-Agent": "kubernetes"},
+def certificate(name: x509.Name, *, is_authority: bool) -> bytes:
+    """Returns a certificate without key usage and key identifiers, signed by the authority."""
+    now = datetime.now(UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(AUTHORITY)
+        .public_key(KEY.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(hours=1))
+        .not_valid_after(now + timedelta(hours=1))
+        .add_extension(x509.BasicConstraints(ca=is_authority, path_length=None), critical=True)
     )
-    monkeypatch.setattr(connection, "connect", lambda context, strict_tls: (client, NAMESPACE))
-    return ClusterApi(namespace=NAMESPACE)
+    if not is_authority:
+        address = x509.IPAddress(ip_address("127.0.0.1"))
+        made = made.add_extension(x509.SubjectAlternativeName([address]), critical=False)
+    return made.sign(KEY, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
 
 
-def config_map(name: str) -> dict[str, Any]:
-    metadata = {"name": name, "labels": {"a": "b"}}
-    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"k": "v"}}
+@pytest.fixture
+def authority(tmp_path):
+    path = tmp_path / "ca.crt"
+    path.write_bytes(certificate(AUTHORITY, is_authority=True))
+    return path
 
 
-def test_each_kind_of_call_goes_by_the_clients_own_connections(cluster):
-    assert cluster.find(CONFIG_MAPS, "one") is None
-    made = cluster.create(CONFIG_MAPS, config_map("one"))
-    assert made["data"] == {"k": "v"}
-    cluster.patch(CONFIG_MAPS, "one", {"data": {"k": "w", "é": "ü & = ?"}})
-    assert cluster.get(CONFIG_MAPS, "one")["data"] == {"k": "w", "é": "ü & = ?"}
-    found, _ = cluster.list(CONFIG_MAPS, query={"labelSelector": "a=b"})
-    assert [each["metadata"]["name"] for each in found] == ["one"]
-    cluster.delete(CONFIG_MAPS, "one")
-    assert cluster.find(CONFIG_MAPS, "one") is None
+@pytest.fixture
+def tls_api(tmp_path):
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "kube-apiserver")])
+    (tmp_path / "server.crt").write_bytes(certificate(name, is_authority=False))
+    form = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8)
+    (tmp_path / "server.key").write_bytes(KEY.private_bytes(*form, serialization.NoEncryption()))
+    with kubernetes_api(tls=(tmp_path / "server.crt", tmp_path / "server.key")) as found:
+        yield found
 
 
-def test_a_refusal_has_the_clusters_words_and_its_code(cluster):
-    cluster.create(CONFIG_MAPS, config_map("one"))
-    with pytest.raises(ServiceError) as caught:
-        cluster.create(CONFIG_MAPS, config_map("one"))
-    assert (caught.value.kind, caught.value.code) == ("taken", "409")
-    with pytest.raises(ServiceError) as caught:
-        cluster.open(PODS, "none", part="log", query={}, read_seconds=5.0)
-    assert (caught.value.kind, caught.value.code) == ("missing", "404")
+@pytest.fixture(params=[(3, 11), (3, 13)], ids=["python3.11", "python3.13"])
+def python(request, monkeypatch):
+    """Has urllib3 make its TLS contexts as under that Python."""
+    told = types.SimpleNamespace(version_info=request.param)
+    monkeypatch.setattr("urllib3.util.ssl_.sys", told)
 
 
-def test_a_token_is_asked_for_with_each_request(cluster, api, tokens):
-    seen: list[str] = []
-    client = cluster._connected()
-    send = client.rest_client.pool_manager.request
-
-    def noted(method: str, url: str, **about: Any) -> Any:
-        seen.append(about["headers"]["authorization"])
-        return send(method, url, **about)
-
-    client.rest_client.pool_manager.request = noted
-    cluster.list(CONFIG_MAPS)
-    tokens.append("expired")
-    with pytest.raises(ServiceError, match="does not accept"):
-        cluster.list(CONFIG_MAPS)
-    assert seen == [f"Bearer {TOKEN}", "Bearer expired"]
-
-
-def test_a_cluster_that_does_not_answer_is_away(cluster):
-    cluster._connected().configuration.host = "http://127.0.0.1:9"
-    with pytest.raises(ServiceError, match="does not answer") as caught:
-        cluster.list(CONFIG_MAPS)
-    assert caught.value.kind == "away"
+@pytest.mark.usefixtures("python")
+def test_an_authority_without_key_usage_is_trusted_as_kubectl_trusts_it(
+    tls_api, authority, tmp_path, monkeypatch
+):
+    use_kube_config(monkeypatch, kube_config(tmp_path, tls_api.url, authority=authority))
+    assert ClusterApi().find(CONFIG_MAPS, "none") is None
+    assert tls_api.count("GET") == 1

@@ -1,18 +1,11 @@
 """stoker.DataLoader has torch's own iterators without a data group, numbered and seeded."""
 
-import functools
-import json
-import random
-
-import numpy as np
-import pytest
-import torch
-import torch.utils.data as data
+import subprocess
+import sys
 
 import stoker
-from stoker.feed.bookkeeping import this_process
-from support.dropin_claims import Plain
-from support.loader_draws import DRAWN, Drawing, drawn, hashes
+from stoker.launch.job_environment import STARTUP_DIR
+from support.loader_draws import Drawing, hashes
 from support.warm_python import run_code
 
 
@@ -24,43 +17,6 @@ def test_epochs_differ_and_persistent_workers_count_them():
     assert len(set(found)) == len(found)
 
 
-def note_worker(worker_id, folder=None):
-    (folder / str(worker_id)).touch()
-
-
-# Lightning's has its arguments by name.
-def test_an_init_function_may_have_all_of_its_arguments_by_name(tmp_path):
-    init = functools.partial(note_worker, folder=tmp_path)
-    list(stoker.DataLoader(Plain(), num_workers=2, worker_init_fn=init))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]
-
-
-def test_draws_of_the_dataset_do_not_move_the_trainers_state():
-    found = []
-    for dataset in (Plain(), Drawing()):
-        torch.manual_seed(5)
-        random.seed(5)
-        np.random.seed(5)
-        next(iter(stoker.DataLoader(dataset, batch_size=2)))
-        numbers = np.random.get_state()[1].tolist()
-        found.append((random.getstate(), numbers, torch.get_rng_state().tolist()))
-    assert found[0] == found[1]
-
-
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_profiler_sees_each_batch_as_a_range(num_workers: int):
-    loader = stoker.DataLoader(Plain(), batch_size=2, num_workers=num_workers)
-    iterator = iter(loader)
-    next(iterator)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-        num_batches = len(list(iterator))
-    ranges = [
-        event.count for event in profile.key_averages() if event.key == iterator._profile_name
-    ]
-    # One more, which found the end.
-    assert ranges == [num_batches + 1]
-
-
 def test_torch_seeding_is_torchs():
     script = (
         "import stoker, torch.utils.data\n"
@@ -70,7 +26,7 @@ def test_torch_seeding_is_torchs():
         "    torchs = hashes(torch.utils.data.DataLoader(Drawing(), batch_size=3, num_workers=n))\n"
         "    assert ours == torchs\n"
     )
-    run_code(script, STOKER_FEED='{"seeding": "torch"}')
+    run_code(script, RUN_FEED='{"seeding": "torch"}')
 
 
 def test_decided_workers_replace_the_scripts():
@@ -82,18 +38,7 @@ def test_decided_workers_replace_the_scripts():
     )
     for rank, workers in (("0", 2), ("1", 1)):
         env = {"LOCAL_WORLD_SIZE": "2", "LOCAL_RANK": rank}
-        assert run_code(script, STOKER_WORKERS='{"dnn": 3}', **env) == f"{workers} 10\n"
-
-
-@pytest.mark.parametrize("decided", [0, 2])
-def test_samplers_are_asked_for_iterators_as_the_scripts_workers_would_have_it(decided):
-    script = (
-        "import torch, stoker\n"
-        "from support.loader_draws import DRAWN, drawn\n"
-        "print([drawn(stoker.DataLoader, options) for options in DRAWN])\n"
-    )
-    found = json.loads(run_code(script, STOKER_WORKERS=json.dumps({"dnn": decided})))
-    assert found == [drawn(data.DataLoader, options) for options in DRAWN]
+        assert run_code(script, RUN_WORKERS='{"dnn": 3}', **env) == f"{workers} 10\n"
 
 
 def test_the_timeline_has_the_loaders_of_the_script_and_not_those_of_a_dataset(tmp_path):
@@ -116,16 +61,11 @@ def test_the_timeline_has_the_loaders_of_the_script_and_not_those_of_a_dataset(t
     ] + [("0", "2", "0", "4")]
 
 
-def test_unknown_name_of_stoker_is_an_attribute_error():
-    with pytest.raises(AttributeError, match="no attribute 'Loader'"):
-        stoker.Loader  # noqa: B018
-    assert set(stoker.__all__) <= set(dir(stoker))
-
-
-def test_books_are_forgotten_with_their_loader():
-    loader = stoker.DataLoader(Plain())
-    list(loader)
-    process = this_process()
-    before = len(process._books)
-    del loader
-    assert len(process._books) == before - 1
+# One finder waits for torch, whatever is to be put into it; profiles: tests/e2e.
+def test_torch_is_changed_also_when_stoker_imports_it(tmp_path):
+    importing = "import stoker.feed.engine.feed, torch.utils.data as d"
+    words = [sys.executable, "-c", f"{importing}; print(d.DataLoader._get_iterator.__module__)"]
+    environ = {"PYTHONPATH": str(STARTUP_DIR), "STOKER_LAUNCHER_PID": "1"}
+    environ |= {"STOKER_OUTPUT": str(tmp_path), "STOKER_RUN": '{"replace_dataloader": true}'}
+    done = subprocess.run(words, env=environ, capture_output=True, text=True, timeout=150)
+    assert (done.stdout, done.stderr) == ("stoker.feed.replace\n", "")

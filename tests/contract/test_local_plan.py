@@ -1,19 +1,16 @@
 """Checks what the local platform plans (hosts and their cores), and what it refuses."""
 
 import dataclasses
-import os
 from pathlib import Path
 
 import pytest
 
-from stoker.errors import PlatformError, UsageError
+from stoker.errors import UsageError
 from stoker.platforms.base import JobSpec
 from stoker.platforms.local import (
     SHARED_CORES,
     LocalPlatform,
     host_variables,
-    lock_run_folder,
-    make_job_folder,
 )
 from stoker.records import Channel, Group
 from support.builders import group
@@ -56,8 +53,6 @@ def test_a_rank_begins_threads_for_its_cores_unless_somebody_says_how_many(
         request.leader,
         environ=of_user,
         ports={request.leader.name: 7000},
-        engine={},
-        token_file=tmp_path / "token",
     )
     assert variables["OMP_NUM_THREADS"] == threads
 
@@ -66,13 +61,13 @@ def test_a_dry_run_shows_the_hosts_with_their_cores():
     platform = LocalPlatform(cores=CORES, environ={})
     described = platform.describe(platform.plan(job()))
     assert described["hosts"] == [
-        {"name": name, "group": role, "role": role, "cores": [core]}
+        {"name": name, "group": role, "role": role, "cores": (core,)}
         | {"instance_type": "local.c1", "processes": 1}
         for name, role, core in (("algo-3", "dnn", 0), ("algo-1", "data", 1), ("algo-2", "data", 2))
     ]
     assert described["command"] == ["python", "train.py"]
     assert described["channels"] == {"train": "data/mnist"}
-    assert (described["comparable"], described["not_comparable_because"]) == (True, None)
+    assert described["not_comparable_because"] is None
 
 
 @pytest.mark.parametrize(
@@ -91,17 +86,6 @@ def test_hosts_get_cores_of_their_own_or_are_flagged(groups, cores, words):
     assert plan.not_comparable == words
 
 
-@pytest.mark.parametrize("uri", ["{}", "file://{}", "data"])
-def test_what_the_plan_accepts_is_the_folder_that_the_job_gets(uri, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    folder = tmp_path / "data"
-    folder.mkdir()
-    spec = job(channels={"train": Channel(uri=uri.format(folder))}, run_dir=tmp_path / "run")
-    request = LocalPlatform(cores=CORES, environ={}).plan(spec)
-    make_job_folder(request, request.leader)
-    assert (request.base_dir(request.leader) / "input" / "data" / "train").readlink() == folder
-
-
 @pytest.mark.parametrize(
     ("spec", "words", "fix"),
     [
@@ -117,24 +101,3 @@ def test_a_job_that_cannot_run_is_refused_before_anything_starts(spec, words, fi
     with pytest.raises(UsageError, match=words) as caught:
         LocalPlatform(cores=CORES, environ={}).plan(spec)
     assert fix in (caught.value.fix or "")
-
-
-def test_a_run_whose_folder_is_a_file_is_refused_in_words(tmp_path):
-    (tmp_path / "run").write_text("a file")
-    platform = LocalPlatform(cores=CORES, environ={})
-    request = platform.plan(job(group("dnn"), run_dir=tmp_path / "run"))
-    with pytest.raises(PlatformError, match="the local run cannot start") as caught:
-        platform.submit(request)
-    assert caught.value.where == str(tmp_path / "run")
-
-
-@pytest.mark.parametrize("name", ["logs", "hosts", "logs/data-algo-1.log", "hosts/algo-1"])
-def test_links_in_a_runs_folder_are_not_followed(name, tmp_path):
-    run, target = tmp_path / "run", tmp_path / "another"
-    target.mkdir()
-    (run / name).parent.mkdir(parents=True, exist_ok=True)
-    (run / name).symlink_to(target)
-    with pytest.raises(PlatformError, match=f"{name} is a link"):
-        lock_run_folder(run, run="run")
-    (run / name).unlink()
-    os.close(lock_run_folder(run, run="run"))

@@ -75,125 +75,15 @@ def test_pools_of_every_provider_are_known_by_their_labels(labels, kind, name, i
     assert all(f"{key}={value}" in found[name]["node_selector"] for key, value in labels.items())
 
 
-def test_another_label_can_name_the_pools():
-    nodes = [node("a", labels={"team/pool": "big"}), node("b", kind="c5.large")]
-    found = rows(*nodes, label="team/pool")
-    assert {name: row["node_selector"] for name, row in found.items()} == {"big": "team/pool=big"}
-
-
-def test_arm_shared_gpus_and_gpus_that_are_not_offered_are_named(capsys):
-    shared = {"nvidia.com/gpu.product": "NVIDIA-A10G-SHARED", "kubernetes.io/arch": "arm64"}
-    found = rows(node("n", labels=shared, gpus=4), node("m", kind="g5.xlarge", cpu="900m"))
-    (row,) = found.values()
-    assert "kubernetes.io/arch=arm64" in row["node_selector"]
-    said = capsys.readouterr().err
-    assert "shares its GPUs" in said
-    assert "g5.xlarge offers no GPU" in said
-
-
-def offered(capsys, resource: str, count: str = "4", **more: Any) -> tuple[dict[str, str], str]:
-    """Returns the row of a pool whose nodes offer a resource, and what was said of it."""
-    found = rows(
-        node("n", kind="machine", offers={resource: count, **more.pop("also", {})}, **more)
-    )
-    return found["machine"], capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    "resource",
-    [
-        *("amd.com/gpu", "gpu.intel.com/i915", "gpu.intel.com/xe", "habana.ai/gaudi"),
-        *("aws.amazon.com/neuron", "aws.amazon.com/neuroncore", "google.com/tpu"),
-        *("nvidia.com/mig-1g.5gb", "nvidia.com/mig-3g.40gb", "nvidia.com/gpu.shared"),
-    ],
-)
-def test_accelerators_of_every_plugin_make_a_gpu_pool(capsys, resource):
-    row, said = offered(capsys, resource, taints=[f"{resource}=present:NoSchedule"])
-    assert row["gpus"] == "4"
-    assert f"set kubernetes.gpu_resource: {resource}" in said
-    # The dnn pods tolerate it once that is set.
-    assert row["taints"] == ""
-    assert ("parts of GPUs" in said) == resource.startswith("nvidia.com")
-
-
-@pytest.mark.parametrize(
-    ("also", "resource"),
-    [
-        # Whole GPUs before parts of them, and one name for the same device.
-        ({"nvidia.com/gpu": "2", "nvidia.com/mig-1g.5gb": "7"}, "nvidia.com/gpu"),
-        ({"nvidia.com/gpu": "0", "nvidia.com/mig-1g.5gb": "2"}, "nvidia.com/mig-1g.5gb"),
-        ({"aws.amazon.com/neuron": "2", "aws.amazon.com/neuroncore": "4"}, "aws.amazon.com/neuron"),
-        ({"gpu.intel.com/i915": "2", "gpu.intel.com/millicores": "900"}, "gpu.intel.com/i915"),
-    ],
-)
-def test_one_resource_of_a_node_counts(capsys, also, resource):
-    (row,) = rows(node("n", kind="machine", offers=also)).values()
-    assert row["gpus"] == "2"
-    said = capsys.readouterr().err
-    assert ("kubernetes.gpu_resource" in said) == (resource != "nvidia.com/gpu")
-    assert ("mig-1g.5gb, too, which is not counted" in said) == ("7" in also.values())
-
-
-def test_a_taint_of_another_resource_stays(capsys):
-    # As on nodes whose GPUs are divided: pods ask for the parts.
-    row, _ = offered(capsys, "nvidia.com/mig-1g.5gb", taints=["nvidia.com/gpu=present:NoSchedule"])
-    assert row["taints"] == "nvidia.com/gpu=present:NoSchedule"
-
-
-@pytest.mark.parametrize(
-    "resource", ["vendor.example/gpu", "gpu.example/a100", "huawei.com/npu-core"]
-)
-def test_a_plugin_that_is_not_known_is_named(capsys, resource):
-    row, said = offered(capsys, resource)
-    assert row["gpus"] == "0"
-    assert f"machine offers {resource}, too, which is not counted" in said
-    _, said = offered(capsys, "hugepages-2Mi", "1Gi", also={"vpc.amazonaws.com/pod-eni": "9"})
-    assert "offers" not in said
-
-
-def test_a_pool_of_which_some_nodes_lack_their_gpu_says_so(capsys):
-    have, lack = node("a", kind="m", offers={"amd.com/gpu": "1"}), node("b", kind="m")
-    assert rows(have, lack)["m"]["gpus"] == "0"
-    assert "m: 1 of 2 nodes offer no amd.com/gpu" in capsys.readouterr().err
-
-
 ONE, TWO = node("a", kind="c5.large"), node("b", kind="c6i.large")
-TEXTS = {
-    "a list": (json.dumps({"kind": "List", "items": [ONE, TWO]}), 2),
-    "a list of nodes": (json.dumps({"kind": "NodeList", "items": [ONE, TWO]}), 2),
-    "one node": (json.dumps(ONE), 1),
-    "an array": (json.dumps([ONE, TWO]), 2),
-    "nodes one after the other": (json.dumps(ONE, indent=2) + "\n" + json.dumps(TWO), 2),
-    "a list in YAML": (yaml.safe_dump({"kind": "List", "items": [ONE, TWO]}), 2),
-    "one node in YAML": (yaml.safe_dump(ONE), 1),
-    "documents in YAML": ("---\n" + yaml.safe_dump_all([ONE, TWO]) + "---\n", 2),
-    "after a byte order mark": ("\ufeff" + json.dumps(ONE), 1),
-}
-
-
-@pytest.mark.parametrize("form", TEXTS)
-def test_nodes_are_read_in_every_form_that_kubectl_writes(form):
-    text, count = TEXTS[form]
-    out = io.StringIO()
-    node_pools.main([], nodes=io.StringIO(text), out=out)
-    assert [row["instance_type"] for row in csv.DictReader(io.StringIO(out.getvalue()))] == [
-        "c5.large",
-        "c6i.large",
-    ][:count]
 
 
 @pytest.mark.parametrize(
     ("text", "why"),
     [
         ("", "no nodes on stdin"),
-        ("\n", "no nodes on stdin"),
         ('{"kind": "List", "items": []}', "the list has no nodes"),
-        ('{"kind": "List", "items": null}', "the list has no nodes"),
-        ("kind: List\nitems: []\n", "the list has no nodes"),
-        ("[]", "the list has no nodes"),
         ('{"kind": "Pod", "metadata": {"name": "p"}}', "expected nodes, found a Pod"),
-        ('{"kind": "List", "items": [{"kind": "Service"}]}', "expected nodes, found a Service"),
-        ("NAME   STATUS   ROLES\nnode-1   Ready   <none>\n", "expected nodes, found a text"),
         ('{"kind": "List", "items": [', "neither JSON nor YAML"),
     ],
 )
@@ -201,24 +91,6 @@ def test_what_is_no_list_of_nodes_is_refused_in_one_line(text, why):
     with pytest.raises(SystemExit, match=f"error: {why}") as ended:
         node_pools.main([], nodes=io.StringIO(text), out=io.StringIO())
     assert "\n" not in str(ended.value)
-
-
-@pytest.mark.parametrize("part", ["labels", "taints", "conditions", "allocatable", "spec", "name"])
-def test_a_node_that_lacks_a_part_is_left_out_or_read(part, capsys):
-    bare = node("bare", kind="c5.large")
-    for holder in (bare["metadata"], bare["spec"], bare["status"], bare):
-        if part in holder:
-            holder[part] = None
-    if part in ("taints", "spec", "name"):
-        assert list(rows(bare)) == ["c5.large"]
-        return
-    assert list(rows(bare, node("a", kind="c6i.large"))) == ["c6i.large"]
-    assert part == "allocatable" or "node bare left out" in capsys.readouterr().err
-
-
-def test_without_a_usable_node_there_is_no_file():
-    with pytest.raises(SystemExit, match="no node pool has room for a pod"):
-        pools_file(node("n", kind="t3.small", cpu="1200m", memory="1400Mi"))
 
 
 def test_a_decision_is_made_of_pools_and_its_pods_go_to_their_nodes(tmp_path):

@@ -1,26 +1,15 @@
 """What is packed is what git tracks and does not ignore, without outputs and without secrets."""
 
 import hashlib
-import io
-import json
-import os
-import shutil
 import subprocess
-import tarfile
 from pathlib import Path
 
 import pytest
 
-from stoker.archive import MAX_CODE_FILES
 from stoker.errors import UsageError
-from stoker.platforms.ignore_patterns import parse_patterns
-from stoker.platforms.packing import check_program, check_requirements, pack, package_of
-from stoker.platforms.source_secrets import secret_in
+from stoker.host.processes import git_state
+from stoker.platforms.packing import check_program, check_requirements, package_of
 from stoker.records import SageMakerSettings
-
-# In halves: a scanner of this repository must not find them here.
-KEY = "-----BEGIN OPENSSH " + "PRIVATE KEY-----\nb3BlbnNzaC1rZXk\n"
-AWS_KEY = "AKIA" + "QWERTYUIOPASDFGH"
 
 
 def write(folder: Path, **files: str) -> Path:
@@ -51,6 +40,10 @@ def names(folder: Path) -> set[str]:
     return set(package_of(folder).sizes)
 
 
+def pack(folder: Path) -> bytes:
+    return package_of(folder).content
+
+
 @pytest.fixture(autouse=True)
 def _own_git(monkeypatch, tmp_path):
     # Not the settings of who runs this.
@@ -64,18 +57,6 @@ def test_git_decides_and_what_it_ignores_is_not_packed(tmp_path):
     assert names(code) == {".gitignore", "new.py", "train.py"}
 
 
-def test_what_git_tracks_is_packed_though_it_is_ignored(tmp_path):
-    code = repository(tmp_path / "a", **{"train.py": "", "model/init.pt": "x"})
-    write(code, **{".gitignore": "*.pt\n", "model/other.pt": "x"})
-    assert names(code) == {".gitignore", "model/init.pt", "train.py"}
-
-
-def test_a_tracked_file_that_was_deleted_is_left_out(tmp_path):
-    code = repository(tmp_path / "a", **{"train.py": "", "old.py": ""})
-    (code / "old.py").unlink()
-    assert names(code) == {"train.py"}
-
-
 def test_a_folder_within_a_larger_repository_has_that_folder_alone(tmp_path):
     top = repository(
         tmp_path / "a",
@@ -85,62 +66,12 @@ def test_a_folder_within_a_larger_repository_has_that_folder_alone(tmp_path):
     assert names(top / "team" / "job") == {"new.py", "train.py"}
 
 
-def test_a_worktree_of_git_is_a_checkout_too(tmp_path):
-    main = repository(tmp_path / "a", **{"train.py": "", ".gitignore": ".env\n"})
-    git(main, "worktree", "add", "-q", str(tmp_path / "b"), "-b", "night")
-    write(tmp_path / "b", **{".env": "TOKEN=1"})
-    assert names(tmp_path / "b") == {".gitignore", "train.py"}
-    assert pack(tmp_path / "b") == pack(main)
-
-
-def test_a_worktree_whose_repository_is_gone_is_refused(tmp_path):
-    main = repository(tmp_path / "a", **{"train.py": ""})
-    git(main, "worktree", "add", "-q", str(tmp_path / "b"), "-b", "night")
-    shutil.rmtree(main)
-    with pytest.raises(UsageError, match="git does not say"):
-        pack(tmp_path / "b")
-    write(tmp_path / "b", **{".stokerignore": ""})
-    assert names(tmp_path / "b") == {".stokerignore", "train.py"}
-
-
-def test_without_git_a_checkout_is_refused_unless_stokerignore_says_what_to_leave(
-    tmp_path, monkeypatch
-):
+def test_a_checkout_that_git_does_not_list_is_refused(tmp_path, monkeypatch):
     code = repository(tmp_path / "a", **{"train.py": "", ".gitignore": "secret/\n"})
     write(code, **{"secret/notes": "x"})
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
-    with pytest.raises(UsageError, match="git is not installed") as caught:
+    with pytest.raises(UsageError, match="git does not list"):
         pack(code)
-    assert ".stokerignore" in caught.value.fix
-    write(code, **{".stokerignore": "secret/\n"})
-    assert names(code) == {".gitignore", ".stokerignore", "train.py"}
-
-
-def test_a_folder_that_git_ignores_is_packed_as_one_without_git(tmp_path):
-    code = repository(tmp_path / "a", **{"x.py": "", ".gitignore": "build/\n"})
-    write(code, **{"build/train.py": ""})
-    assert names(code / "build") == {"train.py"}
-
-
-def test_a_hook_of_another_repository_does_not_decide(tmp_path, monkeypatch):
-    other = repository(tmp_path / "other", **{"other.py": ""})
-    code = repository(tmp_path / "a", **{"train.py": ""})
-    monkeypatch.setenv("GIT_DIR", str(other / ".git"))
-    monkeypatch.setenv("GIT_INDEX_FILE", str(other / ".git" / "index"))
-    assert names(code) == {"train.py"}
-
-
-def test_an_empty_folder_called_git_is_no_repository(tmp_path):
-    code = write(tmp_path / "a", **{"train.py": "", ".git/config": ""})
-    assert names(code) == {"train.py"}
-
-
-def test_a_submodule_comes_with_the_files_that_it_tracks(tmp_path):
-    library = repository(tmp_path / "library", **{"net.py": "", ".gitignore": "*.log\n"})
-    code = repository(tmp_path / "a", **{"train.py": ""})
-    git(code, "submodule", "-q", "add", str(library), "lib")
-    write(code, **{"lib/run.log": ""})
-    assert names(code) == {".gitmodules", "lib/.gitignore", "lib/net.py", "train.py"}
 
 
 def test_a_submodule_that_is_not_checked_out_is_named(tmp_path):
@@ -149,7 +80,7 @@ def test_a_submodule_that_is_not_checked_out_is_named(tmp_path):
     git(code, "submodule", "-q", "add", str(library), "lib")
     git(code, "commit", "-q", "-m", "lib")
     git(tmp_path, "clone", "-q", str(code), "clone")
-    with pytest.raises(UsageError, match=r"the submodule lib .* not checked out"):
+    with pytest.raises(UsageError, match=r"lib is no file: a submodule"):
         pack(tmp_path / "clone")
     write(tmp_path / "clone", **{".stokerignore": "lib/\n"})
     assert names(tmp_path / "clone") == {".gitmodules", ".stokerignore", "train.py"}
@@ -162,27 +93,6 @@ def test_stokerignore_counts_in_a_repository_too(tmp_path):
     assert names(code) == {".stokerignore", "data/keep.json", "train.py"}
 
 
-def test_a_name_that_is_no_utf8_is_packed_as_it_is(tmp_path):
-    code = repository(tmp_path / "a", **{"train.py": ""})
-    odd = os.fsdecode(b"caf\xe9.py")
-    (code / odd).write_text("x")
-    with tarfile.open(fileobj=io.BytesIO(pack(code)), mode="r:gz") as archive:
-        archive.extractall(tmp_path / "out", filter="data")
-    assert (tmp_path / "out" / odd).read_text() == "x"
-    assert "\\xe9" in package_of(code).words() or "caf" in package_of(code).words()
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root reads every file")
-@pytest.mark.parametrize("is_repository", [True, False])
-def test_a_file_that_cannot_be_read_is_named(tmp_path, is_repository):
-    code = write(tmp_path / "a", **{"train.py": "", "b.bin": ""})
-    if is_repository:
-        repository(code)
-    (code / "b.bin").chmod(0)
-    with pytest.raises(UsageError, match=r"cannot read b\.bin"):
-        pack(code)
-
-
 def test_a_link_out_of_a_checkout_is_refused(tmp_path):
     code = repository(tmp_path / "a", **{"train.py": ""})
     write(tmp_path, secret="")
@@ -193,38 +103,17 @@ def test_a_link_out_of_a_checkout_is_refused(tmp_path):
     assert names(code) == {".stokerignore", "train.py"}
 
 
-@pytest.mark.parametrize("is_repository", [True, False])
-def test_a_virtual_environment_of_any_name_is_left_out(tmp_path, is_repository):
-    code = write(tmp_path / "a", **{"train.py": "", "env311/pyvenv.cfg": "", "env311/lib/x.py": ""})
-    if is_repository:
-        git(code, "init", "-q")
-    assert names(code) == {"train.py"}
-
-
-PIPELINE = {"Steps": [], "Version": "2020-12-01", "x": "s3://b/stoker/inputs/0123/workload.json"}
-OUTPUTS = {
-    "p.json": json.dumps(PIPELINE),
-    "out/night.json": json.dumps(PIPELINE, indent=1),
-    "out/p.yaml": "# PIPELINE DEFINITION\n# Name: stoker\n",
-    "profile.json": "{}",
-    "before/measured.json": json.dumps({"schema": "stoker.profile/v1"}, indent=2),
-    "decided.json": json.dumps({"name": "a", "schema": "stoker.decision/v1"}),
-    "training.json": "{}",
-    "report.html": "<html>",
-    "out/report-2.html": '<head><meta name="generator" content="stoker"></head>',
-    "runs/mnist-1/training.json": "{}",
-}
+OUTPUTS = ("pipeline.json", "profile.json", "report.html", "runs/mnist-1/training.json")
 
 
 @pytest.mark.parametrize("is_repository", [True, False])
 @pytest.mark.parametrize("name", OUTPUTS)
 def test_what_stoker_wrote_is_no_code(tmp_path, name, is_repository):
-    code = write(tmp_path / "a", **{"train.py": "", "conf.json": '{"schema": "mine"}'})
-    write(code, **{"lib/runs/a.py": "", "train.json": '{"schema": "stoker.workload/v1"}'})
+    code = write(tmp_path / "a", **{"train.py": "", "lib/runs/a.py": ""})
     if is_repository:
         repository(code)
     before = hashlib.sha256(pack(code)).hexdigest()
-    write(code, **{name: OUTPUTS[name]})
+    write(code, **{name: "{}"})
     assert hashlib.sha256(pack(code)).hexdigest() == before
     if is_repository:
         git(code, "add", "-A", "-f")
@@ -236,19 +125,9 @@ def test_what_stoker_wrote_is_no_code(tmp_path, name, is_repository):
 
 SECRETS = {
     ".env": "A=1",
-    "conf/.env.prod": "A=1",
     "secret/id_rsa": "x",
-    "tls/server.key": KEY,
-    "notes.txt": f"hello\n{KEY}",
-    "deploy.sh": f"export AWS_ACCESS_KEY_ID={AWS_KEY}\n",
-    "aws.ini": "aws_secret_access_key = " + "wJalrXUtnFEMI/K7MDENG/bPxRfiCYabcdefghij"[:40] + "\n",
-    "hub.py": 'token = "hf_' + "a" * 34 + '"\n',
-    "ci.yml": "token: ghp_" + "A1" * 18 + "\n",
     "credentials.json": "{}",
-    ".netrc": "machine a",
-    "store.p12": "x",
-    "service-account-prod.json": "{}",
-    "wandb.sh": "WANDB_API_KEY=" + "0a" * 20,
+    "tls/server.pem": "x",
 }
 
 
@@ -262,86 +141,11 @@ def test_a_secret_is_named_and_refused_unless_a_line_allows_it(tmp_path, name, i
         pack(code)
     words = str(caught.value)
     assert name in words
-    assert SECRETS[name].splitlines()[-1] not in caught.value.what or len(SECRETS[name]) < 10
-    assert f"'!{name}' in .stokerignore" in words
+    assert f"'!{name}'" in words
     write(code, **{".stokerignore": f"{name}\n"})
     assert names(code) == {".stokerignore", "train.py"}
     write(code, **{".stokerignore": f"!{name}\n"})
     assert names(code) == {".stokerignore", name, "train.py"}
-
-
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        (".env.example", "TOKEN="),
-        ("id_rsa.pub", "ssh-rsa AAAA"),
-        ("ca.pem", "-----BEGIN CERTIFICATE-----"),
-        ("keys.py", "KEY = os.environ['AWS_SECRET_ACCESS_KEY']"),
-        ("README.md", "AKIA" + "IOSFODNN7EXAMPLE"),
-        ("env.py", "import os"),
-        ("tokenizer.json", '{"hf_": 1, "sk-learn": 2}'),
-        ("public_key.asc", "-----BEGIN PGP PUBLIC KEY BLOCK-----"),
-    ],
-)
-def test_what_only_looks_like_a_secret_is_packed(name, text):
-    assert secret_in(name, text.encode()) == ""
-
-
-def test_a_large_file_is_not_searched(tmp_path):
-    assert secret_in("data.bin", KEY.encode() + b"x" * (1 << 20)) == ""
-
-
-@pytest.mark.parametrize(
-    ("lines", "out", "kept"),
-    [
-        ("*.bin", ("a.bin", "x/y/a.bin"), ("a.bins",)),
-        ("/a", ("a", "a/b"), ("x/a",)),
-        ("data/", ("data/a", "x/data/b"), ("data",)),
-        ("a/*.py", ("a/x.py",), ("a/b/x.py", "b/a/x.py")),
-        ("a/**/x", ("a/x", "a/b/x", "a/b/c/x"), ("b/a/x",)),
-        ("**/x", ("x", "a/b/x"), ("ax",)),
-        ("a/**", ("a/b", "a/b/c"), ("a",)),
-        ("*.p[yi]", ("a.py", "a.pi"), ("a.pz",)),
-        ("[!a]b", ("cb",), ("ab",)),
-        (r"\#a", ("#a",), ("a",)),
-        ("# a\n\n*\n!b.py\n", ("a",), ("b.py",)),
-        ("x/\n!x/a", ("x/a",), ()),
-        ("a?c", ("abc",), ("a/c", "ac")),
-        ("größe*", ("größe.txt",), ("grosse",)),
-    ],
-)
-def test_patterns_mean_what_they_mean_in_git(tmp_path, lines, out, kept):
-    patterns = parse_patterns(lines)
-    assert [bool(patterns.decided(name)) for name in (*out, *kept)] == (
-        [True] * len(out) + [False] * len(kept)
-    )
-    # By git itself, which is asked for files; a test of `data` as a file is one of them.
-    git(tmp_path, "init", "-q")
-    (tmp_path / ".gitignore").write_text(lines)
-    for name, is_out in ((name, name in out) for name in (*out, *kept)):
-        done = subprocess.run(
-            ["git", "check-ignore", "-q", "--no-index", name], cwd=tmp_path, check=False
-        )
-        assert (done.returncode == 0) == is_out, name
-
-
-def test_number_size_and_largest_files_are_told(tmp_path):
-    code = repository(tmp_path / "a", **{"train.py": "x" * 20, "lib/net.py": "x" * 3000})
-    write(code, **{"b.py": "", "a.py": "x"})
-    words = "four files, 3.02 kB; largest: lib/net.py (3.00 kB), train.py (20 B), a.py (1 B)"
-    assert package_of(code).words() == words
-
-
-def test_too_many_files_are_refused_before_they_are_read(tmp_path, monkeypatch):
-    code = write(tmp_path / "a", **{"train.py": ""})
-    (code / "data").mkdir()
-    for number in range(MAX_CODE_FILES):
-        # An empty file, by one call of the kernel.
-        os.mknod(code / "data" / str(number))
-    with pytest.raises(UsageError, match=r"has 50,001 files, at most 50,000"):
-        pack(code)
-    (code / "train.py").unlink()
-    assert len(package_of(code).sizes) == MAX_CODE_FILES
 
 
 def test_two_clones_have_the_same_bytes(tmp_path):
@@ -355,47 +159,20 @@ def settings(**keys) -> SageMakerSettings:
     return SageMakerSettings(role="arn:aws:iam::123456789012:role/a", output_uri="s3://b/c", **keys)
 
 
-@pytest.mark.parametrize(
-    ("keys", "words"),
-    [
-        ({"requirements": "reqs.txt"}, "the file reqs.txt is not in the packed code"),
-        ({"request": {"EnableNetworkIsolation": True}}, "the hosts have no network"),
-    ],
-)
-def test_requirements_that_cannot_be_installed_are_refused_before_anything_is_sent(
-    tmp_path, keys, words
-):
+def test_requirements_that_are_not_packed_are_refused_before_anything_is_sent(tmp_path):
     package = package_of(write(tmp_path, **{"train.py": "", "requirements.txt": "numpy"}))
-    with pytest.raises(UsageError, match=words):
-        check_requirements(settings(**keys), package)
-
-
-@pytest.mark.parametrize(
-    "keys",
-    [
-        {},
-        {"requirements": "none", "request": {"EnableNetworkIsolation": True}},
-        {"requirements": "requirements.txt", "request": {"EnableNetworkIsolation": True}},
-    ],
-)
-def test_requirements_that_are_there_are_taken(tmp_path, keys):
-    package = package_of(write(tmp_path, **{"train.py": "", "requirements.txt": "numpy"}))
-    check_requirements(settings(**keys), package)
+    with pytest.raises(UsageError, match=r"the file reqs.txt is not in the packed code"):
+        check_requirements(settings(requirements="reqs.txt"), package)
 
 
 @pytest.mark.parametrize(
     ("command", "is_refused"),
     [
         (("python", "trian.py"), True),
-        (("python3.11", "jobs/train.sh.py"), True),
         (("bash", "run.sh"), True),
         (("./run.sh",), True),
-        (("python", "train.py", "--data", "x.py"), False),
-        (("python", "./jobs/../train.py"), False),
         (("python", "-m", "jobs.train"), False),
-        (("python", "-W", "ignore", "trian.py"), False),
         (("python", "/opt/train.py"), False),
-        (("torchrun", "train.py"), False),
         (("sh", "-c", "python trian.py"), False),
     ],
 )
@@ -406,3 +183,27 @@ def test_a_script_that_is_not_in_the_code_is_refused(tmp_path, command, is_refus
         return
     with pytest.raises(UsageError, match="is not in the packed code"):
         check_program(command, package)
+
+
+def output_of_git(folder, *arguments):
+    names = ("-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false")
+    command = ["git", "-C", str(folder), *names, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_the_commit_is_known_and_whether_files_differ_from_it(tmp_path):
+    output_of_git(tmp_path, "init", "-q")
+    assert git_state(tmp_path) == {}
+    (tmp_path / "train.py").write_text("a = 1\n")
+    output_of_git(tmp_path, "add", "train.py")
+    output_of_git(tmp_path, "commit", "-qm", "one")
+    commit = output_of_git(tmp_path, "rev-parse", "HEAD")
+    (tmp_path / "runs").write_text("an output")
+    assert git_state(tmp_path) == {"git": commit}
+    (tmp_path / "train.py").write_text("a = 2\n")
+    assert git_state(tmp_path) == {"git": commit, "git_dirty": True}
+
+
+def test_without_git_nothing_is_said(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert git_state(Path.cwd()) == {}

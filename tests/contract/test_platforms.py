@@ -1,21 +1,13 @@
 """Every platform keeps the interface of `stoker.platforms.base` in the same way."""
 
-import contextlib
 import dataclasses
 import json
-import pickle
-import subprocess
-import sys
 
 import msgspec
-import psutil
 import pytest
 
-from stoker.environment import RunEnvironment
 from stoker.errors import PlatformError, UsageError
-from stoker.platforms import PLATFORMS, platform_named
-from stoker.platforms.base import Run
-from stoker.records import PLATFORM_INFOS, Channel, StrategySettings
+from stoker.records import Channel
 from support.local_job import until
 from support.platform_jobs import (
     EXIT_CODE,
@@ -47,13 +39,6 @@ def begin(job, follow):
     return followed
 
 
-def test_platforms_are_known_by_name():
-    assert set(PLATFORMS) == PLATFORM_INFOS.keys()
-    assert [platform_named(name).name for name in PLATFORMS] == list(PLATFORMS)
-    with pytest.raises(UsageError, match="lunar"):
-        platform_named("lunar")
-
-
 def test_plan_is_pure_and_described_as_json(job):
     plan = job.platform.plan(job.spec)
     assert job.platform.plan(job.spec) == plan
@@ -76,11 +61,6 @@ def with_groups(job, *, dnn=None, data=None, order=1):
     return dataclasses.replace(job.spec, groups=groups[::order])
 
 
-def with_strategy(job, name):
-    settings = RunEnvironment(strategy=StrategySettings(name=name))
-    return dataclasses.replace(job.spec, settings=settings)
-
-
 NO_SUCH_GROUP = "unknown instance group gpu"
 
 
@@ -91,10 +71,6 @@ NO_SUCH_GROUP = "unknown instance group gpu"
         (lambda j: with_channel(j, uri=j.wrong_uri), "://", "train"),
         (lambda j: with_groups(j, dnn={"instance_type": "no.c9"}), "no.c9", "group dnn"),
         (lambda j: with_groups(j, data={"role": "dnn"}), "exactly one dnn group", "groups"),
-        (lambda j: with_groups(j, order=-1), "as its first group", "groups"),
-        (lambda j: with_groups(j, data={"name": "dnn"}), "dnn", "groups"),
-        (lambda j: with_strategy(j, "smddp"), "does not support", "key strategy, group dnn"),
-        (lambda j: dataclasses.replace(j.spec, command=()), "no command to run", "key command"),
     ],
 )
 def test_what_cannot_run_is_refused_with_what_where_and_what_to_do(job, change, what, where):
@@ -106,7 +82,7 @@ def test_what_cannot_run_is_refused_with_what_where_and_what_to_do(job, change, 
     assert list(job.calls()) == []
 
 
-@pytest.mark.parametrize("name", ["../x", "a/b", ".", "..", "", "a b", "x\n"])
+@pytest.mark.parametrize("name", ["../x", "", "a b"])
 @pytest.mark.parametrize(
     ("change", "what"),
     [
@@ -122,17 +98,6 @@ def test_names_that_could_lead_out_of_a_folder_are_refused(job, change, what, na
     assert caught.value.where
     assert "letters, digits" in caught.value.fix
     assert list(job.calls()) == []
-
-
-def test_submit_starts_one_job_of_the_name(job):
-    run = submit(job)
-    assert run.name == NAME
-    expected = len(job.spec.groups) if job.platform.name == "local" else 1
-    # Launchers of this machine are known by their command lines, a moment after their start.
-    until(lambda: len(job.started()) >= expected, what="the job is started")
-    started = job.started()
-    run.stop()
-    assert len(started) == expected
 
 
 def test_each_run_has_a_token_of_its_own_that_is_told_nobody(job, follow, capfd):
@@ -198,44 +163,6 @@ def test_a_second_submit_of_a_local_run_is_refused_while_it_runs_and_harms_nothi
     assert followed.ended().status == "succeeded"
 
 
-@LOCAL
-def test_a_local_run_whose_process_was_killed_is_refused_until_its_hosts_end(job, follow, tmp_path):
-    spec = tmp_path / "spec"
-    spec.write_bytes(pickle.dumps(job.spec))
-    submitter = subprocess.Popen([sys.executable, "-c", SUBMIT, spec])
-    job.run_hosts(submitter)
-    hosts = [psutil.Process(int(pid)) for pid in job.started()]
-    for host in hosts:
-        host.suspend()
-    submitter.kill()
-    submitter.wait()
-    try:
-        with pytest.raises(PlatformError, match=f"run {NAME} is still running"):
-            submit(job)
-    finally:
-        for host in hosts:
-            host.resume()
-    job.succeed()
-    runs: list[Run] = []
-
-    def is_submitted() -> bool:
-        with contextlib.suppress(PlatformError):
-            runs.append(submit(job))
-        return bool(runs)
-
-    until(is_submitted, what="its hosts have ended")
-    assert follow(runs[0]).ended().status == "succeeded"
-
-
-SUBMIT = """
-import pathlib, pickle, sys
-from stoker.platforms.local import LocalPlatform
-platform = LocalPlatform()
-run = platform.submit(platform.plan(pickle.loads(pathlib.Path(sys.argv[1]).read_bytes())))
-run.wait()
-"""
-
-
 def said_by(followed: Followed, host: str, *texts: str) -> list[str]:
     """Returns those of these texts that a host said, in order and as often as they came."""
     return [text for text in followed.texts(host) if text in texts]
@@ -295,20 +222,3 @@ def test_stopping_twice_asks_once_and_leaves_nothing(job, follow, capfd):
     assert followed.ended().status == "stopped"
     assert job.stops() == 1
     assert "_not_" not in capfd.readouterr().err
-
-
-def test_a_job_that_is_not_there_any_more_ends_the_following_and_may_be_stopped(job, follow):
-    followed = begin(job, follow)
-    until(lambda: bool(followed.lines), what="it is followed")
-    job.vanish()
-    status, words = job.gone
-    if status == "error":
-        assert words in followed.failed().where
-    else:
-        end = followed.ended()
-        assert end.status == status
-        assert words in followed.status + str(end.failure)
-    followed.run.stop()
-    followed.run.stop()
-    # A job that may exist keeps its token.
-    assert len(list(job.left())) == (status == "error")

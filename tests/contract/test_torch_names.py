@@ -4,11 +4,10 @@ import inspect
 
 import pytest
 import torch
-from torch import serialization
 from torch.utils.data import DataLoader, dataloader
-from torch.utils.data._utils import collate, fetch, pin_memory, worker
+from torch.utils.data._utils import collate, pin_memory, worker
 
-# These ran with the suite, or a part of it: docs/compatibility.md.
+# These ran with the suite, or a part of it: docs/status.md.
 TORCH = ("2.13.", "2.14.", "2.15.")
 
 
@@ -16,15 +15,11 @@ NAMES = [
     (DataLoader, "_get_iterator", "the one method that stoker.DataLoader and the replacement put"),
     (DataLoader, "_auto_collation", "whether an index is a sample or a batch"),
     (DataLoader, "_index_sampler", "what gives the indices; resume counts its draws"),
-    (DataLoader, "check_worker_number_rationality", "torch's warning of too many workers"),
     (dataloader, "_BaseDataLoaderIter", "the base of the iterator under a data group"),
     (dataloader, "_SingleProcessDataLoaderIter", "no data group, no workers"),
     (dataloader, "_MultiProcessingDataLoaderIter", "no data group, with workers"),
     (torch._C._autograd, "_profiler_enabled", "whether torch's own way to the batch is taken"),
     (dataloader, "_DatasetKind", "map-style or iterable; makes the fetchers of workers"),
-    (dataloader, "_get_distributed_settings", "data pipes: their shards among ranks"),
-    (dataloader, "_share_dist_seed", "data pipes: their shared seed"),
-    (dataloader, "_sharding_worker_init_fn", "data pipes: their shards among workers"),
     (dataloader._BaseDataLoaderIter, "_reset", "persistent workers: a new epoch"),
     (dataloader._BaseDataLoaderIter, "_next_data", "where batches of the feed come in"),
     (dataloader._BaseDataLoaderIter, "_next_index", "where indices are numbered and seeded"),
@@ -34,18 +29,9 @@ NAMES = [
     (collate, "default_collate_fn_map", "batches built in shared memory; the script's own types"),
     (collate, "collate_tensor_fn", "batches built in shared memory"),
     (pin_memory, "pin_memory", "objects with a pin_memory of their own"),
-    (fetch, "_MapDatasetFetcher", "sample seeding sees auto_collation and dataset"),
-    (torch.utils.data.graph_settings, "apply_random_seed", "data pipes: shuffling"),
-    (dataloader, "_IterDataPipeSerializationWrapper", "data pipes: how they are pickled"),
-    (dataloader, "_MapDataPipeSerializationWrapper", "data pipes: how they are pickled"),
     (torch, "default_generator", "seeding without a visit to each backend"),
     (torch._C, "_AutoDispatchBelowADInplaceOrView", "tensors of a block have no common version"),
     (torch._C, "_set_grad_enabled", "the script's grad mode in data workers"),
-    (torch._C, "_get_mkldnn_enabled", "the script's settings of torch in data workers"),
-    (torch._C, "_set_mkldnn_enabled", "the script's settings of torch in data workers"),
-    (torch._tensor_str, "PRINT_OPTS", "the script's print options in data workers"),
-    (serialization, "_open_zipfile_writer_file", "a profile keeps the script's saves apart"),
-    (torch.ops.aten, "is_non_overlapping_and_dense", "tests: the order of dense memory"),
 ]
 
 
@@ -88,7 +74,6 @@ def test_an_iterator_has_the_attributes_that_are_read_or_set(num_workers):
         "_timeout": "the loader's timeout",
         "_pin_memory": "whether batches land in pinned memory",
         "_num_workers": "seen by the tests",
-        "_pg": "data pipes: the group that shares a seed",
     }
     if num_workers:
         names |= {
@@ -101,16 +86,9 @@ def test_an_iterator_has_the_attributes_that_are_read_or_set(num_workers):
     assert {name: use for name, use in names.items() if not hasattr(iterator, name)} == {}
 
 
-def test_loaders_and_fetchers_have_the_attributes_that_are_read():
-    for name in ("_dataset_kind", "_iterator", "_IterableDataset_len_called"):
+def test_loaders_have_the_attributes_that_are_read():
+    for name in ("_dataset_kind", "_iterator"):
         assert hasattr(DataLoader(range(4)), name)
-    fetcher = fetch._MapDatasetFetcher(range(4), True, list, False)
-    assert (fetcher.auto_collation, fetcher.dataset) == (True, range(4))
-
-
-def test_own_functions_of_default_collate_are_told_from_the_scripts():
-    for function in collate.default_collate_fn_map.values():
-        assert function.__module__ == collate.default_collate.__module__
 
 
 def test_constructor_has_the_arguments_that_are_known():

@@ -1,9 +1,9 @@
 """A run's figures are those of the rank that waits longest, over all epochs of its loaders."""
 
-import re
-
 import pytest
 
+from stoker.figures.intervals import interval_in
+from stoker.logs import parse_line
 from support.local_job import LocalJob
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
@@ -53,5 +53,6 @@ def test_the_rank_that_waits_longest_is_the_run(tmp_path):
     assert measured.wait_seconds >= 0.02
     assert measured.least_wait_share < measured.wait_share
     assert measured.steps == EPOCHS * BATCHES
-    steps, ranks = zip(*re.findall(r" progress steps=(\d+) .* rank=(\d)", log), strict=True)
-    assert (int(steps[-1]), ranks[-1]) == (EPOCHS * BATCHES, "1")
+    rows = [interval_in(event) for event in map(parse_line, log.splitlines()) if event]
+    last = [row.steps for row in rows if row and row.steps][-1]
+    assert (last.steps, last.rank) == (EPOCHS * BATCHES, 1)

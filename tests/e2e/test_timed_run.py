@@ -6,7 +6,7 @@ import re
 import pytest
 
 from stoker.feed.timeline import read_timeline, steps_in
-from stoker.figures.passive_profile import UNMEASURED
+from stoker.profile.leader import UNMEASURED
 from stoker.records import Decision, Evaluation, Profile, Training, read_json
 from support.command import stoker
 
@@ -53,16 +53,14 @@ def test_the_chain_measures_the_steps_advises_nothing_and_evaluates(tmp_path):
     assert (run / "profile" / "baseline-timeline.csv").exists()
     decision = read_json(run / "decision.json", Decision)
     assert (decision.action, decision.bottleneck) == ("keep", "unexplained")
-    assert {advice.id for advice in decision.advice} == {"compare"}
+    assert not decision.advice
     measured = read_json(run / "training.json", Training).measured
     # Of all epochs, each of which has a generator of its own.
     assert measured.steps == 12 * 30
     assert measured.compute_seconds >= 0.002
     assert measured.samples_per_second > 0
-    passive = read_json(run / "passive-profile.json", Profile)
-    assert passive.unmeasured == UNMEASURED
-    assert passive.timed_step.global_batch_size == 32
-    assert passive.timed_step.loader_cpu_seconds is None
+    assert profile.step.global_batch_size == 32
+    assert profile.step.loader_cpu_seconds is None
     evaluation = read_json(run / "evaluation.json", Evaluation)
     assert evaluation.passed
     assert evaluation.performance is not None
@@ -85,7 +83,6 @@ for batch in stoker.timed(batches()):
 """
 
 
-@pytest.mark.usefixtures("forked")
 def test_ranks_of_two_hosts_end_their_profile_together_and_fail_nowhere(tmp_path):
     (tmp_path / "train.py").write_text(RANKS)
     workload = {
@@ -99,9 +96,9 @@ def test_ranks_of_two_hosts_end_their_profile_together_and_fail_nowhere(tmp_path
     assert done.returncode == 0, done.stderr
     profile = read_json(tmp_path / "profile.json", Profile)
     assert profile.unmeasured == UNMEASURED
-    assert profile.timed_step.global_batch_size == 8
+    assert profile.step.global_batch_size == 8
     logs = [file.read_text() for file in tmp_path.glob("runs/*/logs/*")]
-    ended = [re.findall(r"profile_as_is rank=\d ranks=\d steps=(\d+)", log) for log in logs]
+    ended = [re.findall(r"profile_as_is rank=\d steps=(\d+)", log) for log in logs]
     assert len(ended) == 2
     assert all(ended)
     # Each has its own warm-up; the last step is the same.

@@ -28,20 +28,6 @@ print(f"exact {sorted(n for n, _ in found) == [n * n for n in range(600)]}", flu
 print(f"hosts {sorted({host for _, host in found})}", flush=True)
 raise ValueError("a script that breaks")
 """
-# Tasks run, and would for long.
-STAY = """
-import os, ray, time
-ray.init(address=os.environ["RAY_ADDRESS"], log_to_driver=False)
-@ray.remote
-def work():
-    print(time.sleep(300))
-@ray.remote
-def ping():
-    return "at work"
-works = [work.options(num_cpus=0.1).remote() for _ in range(2)]
-print(f"ray is {ray.get(ping.options(num_cpus=0.1).remote())}", flush=True)
-ray.get(works)
-"""
 
 
 @pytest.fixture
@@ -80,14 +66,6 @@ def test_all_nodes_are_there_for_torchruns_ranks_and_tasks_run_on_data_hosts_onl
     assert training.strategy == "torchrun"
     assert "a script that breaks" in (training.failure or "")
     assert engine_run.output.count("the node of Ray ends") == 4
-
-
-def test_a_stopped_run_ends_its_cluster_with_the_tasks_that_run(engine_run, tmp_path):
-    write_workload(tmp_path, STAY, strategy="none")
-    groups = ("dnn=local.c1:1", "data=local.c1:1")
-    engine_run.run("workload.yaml", groups=groups, exit_code=143, stop_at="ray is at work")
-    logs = [path.read_text(errors="replace") for path in (tmp_path / "runs").rglob("*.log")]
-    assert sum("the node of Ray ends" in log for log in logs) == 2
 
 
 def test_the_example_learns_from_batches_of_the_cluster(engine_run):

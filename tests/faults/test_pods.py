@@ -10,7 +10,7 @@ from support.local_job import until
 from support.pods import WAIT_SECONDS, Pods
 
 # One training that is struck four times takes a minute.
-pytestmark = [pytest.mark.fault, pytest.mark.root, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.fault, pytest.mark.e2e, pytest.mark.root, pytest.mark.timeout(300)]
 
 # Nobody is lost by it, however long a busy machine stands still.
 FEED = {"lease_seconds": 60.0, "start_deadline_seconds": 60.0}
@@ -45,7 +45,6 @@ def test_training_is_exact_while_data_pods_are_lost_cut_off_preempted_and_all_go
         pods.publish(again)
 
         # A pod is cut off, and reconnects as the same.
-        late = len(trainer.events("batch_overdue"))
         given_up = len(trainer.events("host_lost", about=again.host))
         again.sandbox.disconnect()
         pods.go_on(STOPS[1])
@@ -53,7 +52,7 @@ def test_training_is_exact_while_data_pods_are_lost_cut_off_preempted_and_all_go
         again.sandbox.connect()
         trainer.wait_for_pause(STOPS[2])
 
-        # A pod is preempted: it drains while the next one of its name starts.
+        # A pod is preempted: it ends while the next one of its name starts.
         pods.go_on(STOPS[2])
         trainer.wait_for_batch(STOPS[2] + 3)
         other.terminate()
@@ -62,7 +61,6 @@ def test_training_is_exact_while_data_pods_are_lost_cut_off_preempted_and_all_go
         assert other.code() == 143
         # Until the next one has its name, only the one that was cut off makes batches.
         trainer.wait_for_pause(STOPS[3])
-        assert len(trainer.events("batch_overdue")) > late
         assert len(trainer.events("host_lost", about=again.host)) == given_up
         pods.publish(other, after_preemption)
         trainer.wait_for("agent_ready", agent=other.host, count=2)
@@ -83,12 +81,8 @@ def test_training_is_exact_while_data_pods_are_lost_cut_off_preempted_and_all_go
         # Every batch came once, in order, with the same bytes.
         assert [pod.code() for pod in (trainer, at_last)] == [0, 0]
         assert trainer.lines() == reference(**GIVEN)
-        assert all(pod.num_sent() > 0 for pod in (other, again, after_preemption))
-        (drain,) = other.events("agent_draining")
-        assert int(drain.values["begun"]) > 0
+        assert all(pod.num_workers() > 0 for pod in (other, again, after_preemption))
         assert len(trainer.events("training_continues")) > waits
-        # The last one was told the end, and said goodbye.
-        assert pods.record(trainer).data_group_release_seconds is not None
 
 
 # Where ranks meet: torchrun's store on the leader. What two hosts are fed: e2e/test_strategies.py.

@@ -9,7 +9,7 @@ from support.moto_server import emptied
 from support.sagemaker_execution import Execution, account
 from support.sagemaker_project import BATCH_SIZE, NUM_SAMPLES, OUT, TRAIN, Project, statuses
 
-pytestmark = [pytest.mark.root, pytest.mark.fault, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.root, pytest.mark.fault, pytest.mark.e2e, pytest.mark.timeout(600)]
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ def runs(tmp_path_factory, moto_process):
         words = ("schedule", "sagemaker", "workload.yaml", "--cron", "cron(0 3 ? * MON *)")
         project.stoker(*words, "--param", "epochs=2", "--param", reuse)
         first = project.scheduled()
-        service.faults["DecideAgain"] = ["Step.THROTTLING", "Step.SERVICE_FAULT"]
+        service.faults["Decide"] = ["Step.THROTTLING", "Step.SERVICE_FAULT"]
         project.lose_host_while_training(first)
         first.run()
         second = project.scheduled()
@@ -53,8 +53,8 @@ def runs(tmp_path_factory, moto_process):
 
 def test_a_profile_that_is_reused_is_decided_on_and_the_heterogeneous_job_trains(runs):
     project, run = runs.project, runs.first
-    again = ("DecideAgain", "TrainAgain", "EvaluateAgain", "GateAgain", "RegisterAgain")
-    expected = dict.fromkeys(("NeedsProfile", *again), "Succeeded")
+    steps = ("Profile", "Decide", "Train", "Evaluate", "Gate", "Register")
+    expected = dict.fromkeys(steps, "Succeeded")
     assert statuses(run) == expected, project.told(run)
     assert {host.group for host in runs.training(run).hosts} == {"dnn", "data"}
     job = project.account.jobs[f"mnist--{run.id}"]
@@ -65,8 +65,8 @@ def test_a_profile_that_is_reused_is_decided_on_and_the_heterogeneous_job_trains
 
 
 def test_a_step_that_the_service_fails_is_tried_again_after_its_waits(runs):
-    assert runs.first.steps["DecideAgain"].waits == [5, 10]
-    assert runs.first.steps["TrainAgain"].waits == [120]
+    assert runs.first.steps["Decide"].waits == [5, 10]
+    assert runs.first.steps["Train"].waits == [120]
 
 
 def test_a_train_step_whose_host_is_lost_adopts_the_job_that_runs(runs):
@@ -75,14 +75,14 @@ def test_a_train_step_whose_host_is_lost_adopts_the_job_that_runs(runs):
     assert runs.jobs(run) == [f"mnist--{run.id}"]
     # None was asked for twice, in neither run.
     assert project.account.calls.count("CreateTrainingJob") == len(project.account.jobs)
-    assert "job_resumed" in project.log(run, "TrainAgain")
+    assert "job_resumed" in project.log(run, "Train")
     assert runs.training(run).measured.steps == 2 * NUM_SAMPLES // BATCH_SIZE
 
 
 def test_a_plan_without_hosts_gives_way_to_the_next_one_which_a_further_attempt_adopts(runs):
     project, run = runs.project, runs.second
     assert run.status == "Succeeded", project.told(run)
-    assert run.steps["TrainAgain"].waits == [120]
+    assert run.steps["Train"].waits == [120]
     first, second = runs.jobs(run)
     assert first == f"mnist--{run.id}"
     assert second.startswith(f"{first}-plan")
@@ -93,8 +93,7 @@ def test_a_plan_without_hosts_gives_way_to_the_next_one_which_a_further_attempt_
     assert training.groups != decision.plan.groups
     assert training.groups in [plan.groups for plan in decision.plans]
     assert "ml.c7i.xlarge" not in {group.instance_type for group in training.groups}
-    # Where the pipeline registers it: under the name that it knew beforehand.
-    assert project.aws.has_object(f"{OUT}/{first}/output/model.tar.gz")
+    assert training.model_uri == f"{OUT}/{second}/output/model.tar.gz"
 
 
 def test_a_second_scheduled_run_trains_anew_with_the_schedules_parameters(runs):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import stoker
-from stoker.launch.strategies.start import STARTUP_DIR
+from stoker.launch.job_environment import STARTUP_DIR
 from support.processes import ran
 
 pytestmark = pytest.mark.fault
@@ -19,7 +19,7 @@ def python(code, tmp_path, *, is_rank=True, path="", **environ):
         "PATH": os.environ["PATH"],
         "PYTHONPATH": f"{STARTUP_DIR}:{path}" if path else str(STARTUP_DIR),
         "STOKER_OUTPUT": str(tmp_path),
-        "STOKER_HOST": "algo-1",
+        "TORCHELASTIC_ERROR_FILE": str(tmp_path / "error.json"),
         "STOKER_LAUNCHER_PID": str(os.getpid()) if is_rank else "1",
     }
     return ran([sys.executable, "-c", code], env=variables | environ, timeout=150)
@@ -32,10 +32,9 @@ def test_an_uncaught_error_is_kept_and_still_shown(tmp_path, environ):
     assert ended.returncode == 1
     assert "KeyError" in ended.stderr
     (path,) = tmp_path.iterdir()
-    assert path.name == "failure-rank3.json"
-    kept = json.loads(path.read_text())
-    assert (kept["rank"], kept["host"], kept["type"]) == (3, "algo-1", "KeyError")
-    assert "in f" in kept["traceback"]
+    kept = json.loads(path.read_text())["message"]
+    assert (kept["extraInfo"]["rank"], kept["message"]) == (3, "KeyError: 'ä'")
+    assert "in f" in kept["extraInfo"]["py_callstack"]
 
 
 @pytest.mark.parametrize("code", ["import sys; sys.exit(3)", "raise KeyboardInterrupt"])
@@ -68,7 +67,9 @@ def test_the_next_sitecustomize_runs_too_and_breaks_nothing(tmp_path, theirs, sa
 
 
 def test_a_failure_that_cannot_be_kept_is_one_more_line(tmp_path):
-    ended = python("raise ValueError('x')", tmp_path, STOKER_OUTPUT="/proc/nowhere")
+    ended = python(
+        "raise ValueError('x')", tmp_path, TORCHELASTIC_ERROR_FILE="/proc/nowhere/error.json"
+    )
     assert ended.returncode == 1
     assert ended.stderr.count("stoker: sitecustomize:") == 1
     assert "ValueError: x" in ended.stderr
@@ -105,7 +106,7 @@ def test_auto_replaces_the_loader_unless_stokers_is_imported(tmp_path, value, se
         "kinds(); from stoker import DataLoader; kinds()\n"
     )
     source = str(Path(stoker.__file__).parents[1])
-    ended = python(code, tmp_path, path=source, STOKER_REPLACE_DATALOADER=value)
+    ended = python(code, tmp_path, path=source, RUN_REPLACE_DATALOADER=value)
     installed = "replaced True\nfinder left False\n"
     assert ended.stdout == f"{installed}stoker.feed.iterators\n{second}\n", ended.stderr
     assert "stoker: sitecustomize" not in ended.stderr
@@ -113,7 +114,7 @@ def test_auto_replaces_the_loader_unless_stokers_is_imported(tmp_path, value, se
 
 def test_an_error_of_the_replacement_is_one_line_and_torch_still_works(tmp_path):
     code = "import torch, torch.utils.data; print(torch.ones(1).item())"
-    ended = python(code, tmp_path, STOKER_PROFILE="not JSON")
+    ended = python(code, tmp_path, STOKER_RUN='{"profile": "no section"}')
     assert ended.stdout == "1.0\n"
     assert ended.stderr.count("\n") == 1
     assert ended.stderr.startswith("stoker: sitecustomize: ")

@@ -11,7 +11,8 @@ from stoker.records import Training, read_json
 from support.local_job import assert_nothing_left, marked_processes, shared_memory, until
 from support.train_command import Verb
 
-pytestmark = pytest.mark.fault
+pytestmark = [pytest.mark.e2e, pytest.mark.fault]
+
 
 SCRIPT = """\
 import pathlib, time
@@ -46,10 +47,10 @@ def begun(folder, script, *words):
     assert_nothing_left(run_dir, pids, before=before)
 
 
-# cli/main.py catches both for all platforms: SIGTERM in test_sagemaker_train.
+# cli/main.py catches both for all platforms: SIGTERM in keel/test_sagemaker_runs.
 @pytest.mark.parametrize("group", [(), ("--group", "dnn=1", "--group", "data=1:1")])
 def test_ctrl_c_leaves_a_record_and_nothing_running_and_says_how_to_go_on(tmp_path, group):
-    arguments = ["train", "--out", "t.json", *group, "--set", "feed.credits=3"]
+    arguments = ["train", "--out", "t.json", *group, "--set", "feed.max_errors=3"]
     with begun(tmp_path, SCRIPT, *arguments) as (train, run_dir):
         # As a terminal does: the whole foreground group gets it.
         os.killpg(train.process.pid, signal.SIGINT)
@@ -74,7 +75,7 @@ while True:
 """
 
 
-@pytest.mark.parametrize("times", [2, pytest.param(3, marks=pytest.mark.soak), 20])
+@pytest.mark.parametrize("times", [2, 20])
 def test_ctrl_c_again_ends_all_at_once_and_leaves_a_record_and_no_token(tmp_path, times):
     with begun(tmp_path, STUBBORN, "train") as (train, run_dir):
         assert (run_dir / "token").exists()

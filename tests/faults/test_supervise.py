@@ -5,13 +5,12 @@ import queue
 import signal
 import subprocess
 import sys
-import threading
 
 import psutil
 import pytest
 
-from stoker.launch import supervise
-from stoker.launch.supervise import Decided, Inbox, SignalReceived
+from stoker.launch import process as launched
+from stoker.launch.process import Decided, Inbox, SignalReceived
 from stoker.logs import Log
 
 pytestmark = pytest.mark.fault
@@ -39,16 +38,14 @@ time.sleep(60)
     ids=["signal first", "decision first"],
 )
 def test_a_host_that_is_stopped_as_all_are_saves_undisturbed(happenings, monkeypatch):
-    monkeypatch.setattr(supervise, "VERDICT_GRACE_SECONDS", 0.3)
+    monkeypatch.setattr(launched, "VERDICT_GRACE_SECONDS", 0.3)
     inbox: Inbox = queue.SimpleQueue()
     others = [child.pid for child in psutil.Process().children()]
     with subprocess.Popen([sys.executable, "-c", SAVING], stdout=subprocess.PIPE) as process:
         assert process.stdout.readline() == b"ready\n"
-        threading.Thread(target=supervise._wait_for, args=(process, inbox)).start()
         for happening in happenings:
             inbox.put(happening)
-        about = {"spared": others, "asks_children": False}
-        signals, decided = supervise._follow(process, inbox, LOG, None, others, **about)
+        signals, decided = launched._follow(process, inbox, LOG, lambda: None, spared=others)
     assert process.returncode == 0
     assert (signals, decided) == ((signal.SIGTERM,), "the training stopped")
 
@@ -57,8 +54,7 @@ def test_a_process_that_was_there_before_the_command_stays_when_it_has_ended():
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as earlier:
         leaves = "import subprocess, sys; print(subprocess.Popen(['sleep', '60']).pid, flush=True)"
         words, inbox = [sys.executable, "-c", leaves], queue.SimpleQueue()
-        command = supervise.SupervisedCommand(words=words, environ={})
-        ending = supervise.supervise(command, inbox=inbox, log=LOG)
+        ending = launched.supervise(words, environ={}, inbox=inbox, log=LOG)
         assert ending.exit_code == 0
         assert earlier.poll() is None
         left = [child.name() for child in psutil.Process().children()]

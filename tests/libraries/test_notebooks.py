@@ -16,20 +16,19 @@ STARTUP = Path(stoker.__file__).parent / "startup"
 LAUNCHED = {
     "STOKER_LAUNCHER_PID": str(os.getpid()),
     "PYTHONPATH": str(STARTUP),
-    "STOKER_REPLACE_DATALOADER": "auto",
+    "RUN_REPLACE_DATALOADER": "auto",
 }
 
 
-@pytest.mark.parametrize("agents", [1, 2])
-def test_what_cells_define_is_there_on_data_hosts(tmp_path, agents):
+def test_what_cells_define_is_there_on_data_hosts(tmp_path):
     if importlib.util.find_spec("nbclient") is None:
         pytest.skip("no nbclient here: make test-libraries")
     quiet = {"IPYTHONDIR": str(tmp_path / ".ipython"), "PYDEVD_DISABLE_FILE_VALIDATION": "1"}
     plain = run_script({}, script=SCRIPT, env=quiet).finish()
-    with Cluster(agents=agents, feed={"start_deadline_seconds": 120.0}) as cluster:
+    with Cluster(agents=2, feed={"start_deadline_seconds": 120.0}) as cluster:
         cluster.wait_for_agents()
         fed = cluster.train(script=SCRIPT, workers=0, env=quiet | LAUNCHED).finish()
-        logs = [cluster.log_of(number).read_text() for number in range(agents)]
+        logs = [cluster.log_of(number).read_text() for number in range(2)]
     assert fed == plain
     assert len(plain) == 5
     # Of each loader, wherever its batches were made in the end.

@@ -14,7 +14,6 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 # What must be there, and a short training.
 SHOWS = {
     "images": ("PIL", ["--pictures", "32", "--batch-size", "4", "--side", "64", "--epochs", "2"]),
-    "robot_episodes": ("av", ["--episodes", "2", "--frames", "12", "--batch-size", "4"]),
     "vision_language": ("PIL", ["--documents", "24", "--batch-size", "4", "--epochs", "2"]),
 }
 
@@ -41,7 +40,6 @@ def test_losses_with_two_data_hosts_are_those_without(script, tmp_path):
     module, words = SHOWS[script]
     if importlib.util.find_spec(module) is None:
         pytest.skip(f"examples/{script} needs {module}")
-    words = [*words, "--steps", "12"] if script == "robot_episodes" else words
     dnn = "--group=dnn=local.c1:1"
     alone = losses(script, words, tmp_path, dnn)
     fed = losses(script, words, tmp_path, dnn, "--group=data=local.c1:2")

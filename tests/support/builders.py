@@ -1,6 +1,13 @@
 """Builds records as small as a test needs them; whole ones of a run are in `sample_records`."""
 
+from io import StringIO
+from pathlib import Path
+from queue import SimpleQueue
+
+from stoker.environment import from_environment
+from stoker.launch.host_client import HostRun
 from stoker.launch.topology import HostGroup, Topology
+from stoker.logs import Log
 from stoker.records import (
     Check,
     GpuLoad,
@@ -63,6 +70,20 @@ def topology(host, *, kinds=None, **groups) -> Topology:
     )
 
 
+def host_run(folder, topology, environ, *, keys=None) -> HostRun:
+    """Makes a host's part of a run, as its environment says."""
+    return HostRun(
+        settings=from_environment(environ),
+        topology=topology,
+        environ=environ,
+        output=folder / "out",
+        log=Log(run="r", host=topology.host, stream=StringIO()),
+        inbox=SimpleQueue(),
+        keys=keys,
+        folder=Path("/code"),
+    )
+
+
 def starved(kind: str = "ml.g5.8xlarge", *, count: int = 1, **changes: object) -> Profile:
     """Makes a profile whose loading is two and a half times as long as the accelerator's step."""
     terms: dict[str, object] = {
@@ -72,7 +93,6 @@ def starved(kind: str = "ml.g5.8xlarge", *, count: int = 1, **changes: object) -
         "trainer_cpu_seconds": 0.3,
         "num_workers": 32,
         "batch_bytes": 20e6,
-        "receive_cpu_seconds": 0.01,
         "global_batch_size": 256,
     }
     return profile(kind, count=count, is_explained=True, **(terms | changes))
@@ -88,8 +108,7 @@ def gpu_load(share: float | None = 0.28, **changes: object) -> GpuLoad:
         "index": 0,
         "uuid": "GPU-c4b1b2e6",
         "model": "NVIDIA H100 80GB HBM3",
-        "samples": 60,
+        "seconds": 60.0,
         "utilization": busy,
-        "step_utilization": share,
     }
     return GpuLoad(**made | changes)

@@ -3,24 +3,25 @@
 import contextlib
 from datetime import UTC, datetime, timedelta
 
-from stoker.errors import ServiceError
-from stoker.platforms.aws import Aws
-from stoker.platforms.sagemaker.load import NAMESPACE
-from stoker.platforms.sagemaker.logs import LOG_GROUP
+from botocore.exceptions import ClientError
+
+LOG_GROUP = "/aws/sagemaker/TrainingJobs"
+NAMESPACE = LOG_GROUP
 
 
-def put_lines(aws: Aws, host: str, *lines: str | tuple[int, str], job: str) -> None:
+def put_lines(aws, host: str, *lines: str | tuple[int, str], job: str) -> None:
     """Puts lines into a host's stream, at a millisecond of this hour: older events are refused."""
     stream = f"{job}/{host}-1700000000"
     where = {"logGroupName": LOG_GROUP, "logStreamName": stream}
     hour = int(datetime.now(UTC).timestamp()) // 3600 * 3_600_000
-    with contextlib.suppress(ServiceError):
-        aws.call("logs", "CreateLogGroup", logGroupName=LOG_GROUP)
-    with contextlib.suppress(ServiceError):
-        aws.call("logs", "CreateLogStream", **where)
+    logs = aws.client("logs")
+    with contextlib.suppress(ClientError):
+        logs.create_log_group(logGroupName=LOG_GROUP)
+    with contextlib.suppress(ClientError):
+        logs.create_log_stream(**where)
     timed = [line if isinstance(line, tuple) else (at, line) for at, line in enumerate(lines)]
     events = [{"timestamp": hour + at, "message": text} for at, text in timed]
-    aws.call("logs", "PutLogEvents", **where, logEvents=events)
+    logs.put_log_events(**where, logEvents=events)
 
 
 def put_points(aws, host, begin, *, job, **metrics):
@@ -31,4 +32,4 @@ def put_points(aws, host, begin, *, job, **metrics):
             {**of, "Timestamp": begin + timedelta(minutes=minute), "Value": value}
             for minute, value in enumerate(values, 1)
         ]
-        aws.call("cloudwatch", "PutMetricData", Namespace=NAMESPACE, MetricData=points)
+        aws.client("cloudwatch").put_metric_data(Namespace=NAMESPACE, MetricData=points)

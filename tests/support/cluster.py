@@ -1,4 +1,4 @@
-"""A cluster on loopback: coordinator, agents and trainers, all real, each to be struck."""
+"""A cluster on loopback: run server, agents and trainers, all real, each to be struck."""
 
 import contextlib
 import fcntl
@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,12 +22,10 @@ from queue import Empty, Queue
 
 import psutil
 
-from stoker.feed.wire.crypto import Keys, read_token
-from stoker.launch.coordinator import Coordinator
-from stoker.launch.roster import ExpectedHosts
+from stoker.feed.engine.crypto import Keys, read_token
+from stoker.launch.run_server import HostTable, RunServer
 from stoker.logs import Log
 from stoker.records import FeedSettings
-from support import forked_tree
 from support.processes import DEADLINE_SECONDS, started
 from support.processes import until as wait_until
 from support.tokens import new_token
@@ -35,7 +34,7 @@ from support.warm_python import WarmProcess, born_environ, clean_environ, warm_u
 SUPPORT = Path(__file__).parent
 # A lease that a starved machine does not end: a host that is lost by its lease leaves, and for the
 # next trainer it never was. Data hosts make what they can, also of the shortest loaders.
-FEED = {"lease_seconds": 10.0, "start_deadline_seconds": 40.0, "until_ready": "wait"}
+FEED = {"lease_seconds": 10.0, "start_deadline_seconds": 40.0}
 # For hosts that are struck: long enough for the others, if the machine stands still for 2 s.
 SHORT_LEASE = {"lease_seconds": 5.0}
 # Variables that Python or torch read as they start.
@@ -148,11 +147,12 @@ def run_script(given, *, env=None, script="feed_script.py", logs=lambda: "") -> 
     """Starts a test script; forked of a warm Python, unless `env` matters to how one starts."""
     variables = clean_environ(**env or {})
     argv = [str(SUPPORT / script), json.dumps(dict(given))]
-    if _may_be_forked(variables) and "spawn" not in argv[1]:
+    # A rank may start processes of local workers.
+    is_rank = "STOKER_COORDINATOR" in variables
+    if _may_be_forked(variables) and "spawn" not in argv[1] and not is_rank:
         return Trainer(WarmProcess(argv, variables), logs)
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    # Cold if its start matters; processes that it spawns are forked, too.
-    process = forked_tree.Popen([sys.executable, *argv], env=variables, text=True, **pipes)
+    process = subprocess.Popen([sys.executable, *argv], env=variables, text=True, **pipes)
     return Trainer(process, logs)
 
 
@@ -180,14 +180,12 @@ def _may_be_forked(variables: Mapping[str, str]) -> bool:
 
 @dataclass
 class Cluster:
-    """Coordinator, agents and trainers; leaving it checks that nothing of them is left."""
+    """Run server, agents and trainers; leaving it checks that nothing of them is left."""
 
     agents: int = 1
     workers: int = 1
     feed: Mapping[str, object] = field(default_factory=dict)
     late: bool = False
-    # Whether its hosts start a new interpreter for each worker that is to be spawned.
-    executes: bool = False
 
     def __enter__(self) -> "Cluster":
         self.run = f"test-{secrets.token_hex(4)}"
@@ -198,28 +196,26 @@ class Cluster:
         self._token_file.write_text(new_token())
         self.leader_log = self.folder / "leader.log"
         self._log = self.leader_log.open("a")
-        self._shm = set(os.listdir("/dev/shm"))
         warm_up()
         self._open = _sockets()
         self.port = free_port()
         self.hosts: list[subprocess.Popen[bytes] | WarmProcess] = []
         self.trainers: list[Trainer] = []
         feed = FeedSettings(**self.settings)
-        expected = ExpectedHosts(
+        hosts = HostTable(
+            {f"algo-{number}": "data" for number in range(self.agents)},
             run_id=self.run,
-            agents=[f"algo-{number}" for number in range(self.agents)],
-            followers=[],
-            lease_seconds=feed.lease_seconds,
-            start_deadline_seconds=feed.start_deadline_seconds,
+            feed=feed,
+            now=time.monotonic(),
         )
-        self.coordinator = Coordinator(
+        self.coordinator = RunServer(
             keys=Keys.from_token(read_token(self._token_file)),
-            expected=expected,
+            hosts=hosts,
             log=Log(run=self.run, host="leader", stream=self._log),
             address="127.0.0.1",
             port=self.port,
             on_failure=lambda change: None,
-            straggler_seconds=1.0,
+            outcome_seconds=1.0,
         )
         self.coordinator.start()
         if not self.late:
@@ -231,7 +227,6 @@ class Cluster:
         """Starts data host `number`, on another port than before; `more` is for agent_host."""
         given = {"run": self.run, "host": f"algo-{number}", "workers": self.workers}
         given |= {"token_file": str(self._token_file), "feed": self.settings}
-        given |= {"executes": self.executes}
         given |= {"coordinator_port": self.port, "port": free_port(), **more}
         argv = [str(SUPPORT / "agent_host.py"), json.dumps(given)]
         variables = os.environ | {"STOKER_RUN_ID": self.run, "OMP_NUM_THREADS": "1"}
@@ -257,15 +252,15 @@ class Cluster:
         variables = {
             "STOKER_RUN_ID": self.run,
             "STOKER_HOST": "algo-dnn",
-            "STOKER_TOKEN_FILE": str(self._token_file),
-            "STOKER_FEED": json.dumps(self.settings),
+            "RUN_TOKEN": str(self._token_file),
+            "RUN_FEED": json.dumps(self.settings),
             "STOKER_COORDINATOR": f"localhost:{self.port}",
             "STOKER_HAS_DATA_GROUP": "1",
             "RANK": str(rank),
             "WORLD_SIZE": str(world),
         }
         if workers is not None:
-            variables["STOKER_WORKERS"] = json.dumps({"dnn": workers})
+            variables["RUN_WORKERS"] = json.dumps({"dnn": workers})
         given = {"rank": rank, "world": world, **given}
         variables |= env or {}
         trainer = run_script(given, env=variables, script=script, logs=self._logs)
@@ -284,29 +279,21 @@ class Cluster:
         def num_joined() -> int:
             return sum("joined" in event.what for event in self.coordinator.events)
 
-        def has_imported(number: int) -> bool:
-            return self.hosts[number].poll() is not None or bool(self._templates_of(number))
-
         wait_until(lambda: num_joined() >= wanted, f"{wanted} agents")
-        for each in range(len(self.hosts)):
-            wait_until(lambda each=each: has_imported(each), f"host {each} has imported torch")
 
     def workers_of(self, number: int) -> list[psutil.Process]:
-        parents = [*self.dataset_processes_of(number), *self._lone_parents_of(number)]
-        return [each for parent in parents for each in _children(parent)]
+        return [each for each in self._below(number) if is_worker(each)]
 
-    def _lone_parents_of(self, number: int) -> list[psutil.Process]:
-        """Returns processes whose workers unpickle for themselves: of the fork server or beside."""
-        return [each for each in self._templates_of(number) if _has_workers(each)]
-
-    def dataset_processes_of(self, number: int) -> list[psutil.Process]:
-        return [each for parent in self._templates_of(number) for each in _children(parent)]
-
-    def _templates_of(self, number: int) -> list[psutil.Process]:
-        fork_servers = _children(psutil.Process(self.hosts[number].pid))
-        return [template for fork_server in fork_servers for template in _children(fork_server)]
+    def _below(self, number: int) -> list[psutil.Process]:
+        found = [psutil.Process(self.hosts[number].pid)]
+        for process in found:
+            found += _children(process)
+        return found[1:]
 
     def kill(self, number: int, signal_number: int = signal.SIGKILL) -> None:
+        for process in self._below(number):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(signal_number)
         os.killpg(self.hosts[number].pid, signal_number)
 
     stop = functools.partialmethod(kill, signal_number=signal.SIGSTOP)
@@ -330,10 +317,10 @@ class Cluster:
                 if error[0] is not None:
                     trainer.process.kill()
                 trainer.end()
-            self.coordinator.end("succeeded", exit_code=0, reason="")
-            for host in self.hosts:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(host.pid, signal.SIGCONT)
+            self.coordinator.tell(outcome="succeeded", exit_code=0)
+            for number, host in enumerate(self.hosts):
+                with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
+                    self.cont(number)
                 host.wait(DEADLINE_SECONDS)
             self.coordinator.close()
             self._log.close()
@@ -351,12 +338,8 @@ class Cluster:
             f"--- {path.name}\n{path.read_text()[-3000:]}" for path in self.folder.glob("*.log")
         )
 
-    def _left_memory(self) -> list[str]:
-        return [name for name in set(os.listdir("/dev/shm")) - self._shm if _is_left(name)]
-
     def _check_nothing_is_left(self) -> None:
         wait_until(lambda: not _processes_of(self.run), "no orphan process")
-        wait_until(lambda: not self._left_memory(), "no shared memory")
         wait_until(lambda: _sockets() <= self._open, "no open socket")
 
 
@@ -375,19 +358,16 @@ def _children(process: psutil.Process) -> list[psutil.Process]:
     return found
 
 
-def _has_workers(process: psutil.Process) -> bool:
+def is_worker(process: psutil.Process) -> bool:
     # Workers are the first to be killed where memory is short.
-    scores: list[str] = []
-    for child in _children(process):
-        with contextlib.suppress(OSError):
-            scores.append(Path(f"/proc/{child.pid}/oom_score_adj").read_text().strip())
-    return "500" in scores
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{process.pid}/oom_score_adj").read_text().strip() == "500"
+    return False
 
 
-def _is_left(name: str) -> bool:
-    if name.startswith("torch_"):
-        return not psutil.pid_exists(int(name.split("_")[1]))
-    return name.startswith("stoker")
+def local_workers(trainer: Trainer) -> list[psutil.Process]:
+    children = psutil.Process(trainer.process.pid).children(recursive=True)
+    return [each for each in children if is_worker(each)]
 
 
 def _processes_of(run: str) -> list[psutil.Process]:
@@ -406,5 +386,4 @@ def _sockets() -> int:
         # One that another thread closes meanwhile is gone.
         with contextlib.suppress(FileNotFoundError):
             count += os.readlink(f"/proc/self/fd/{name}").startswith("socket:")
-    # It may be opened while a cluster runs, and stays.
-    return count - forked_tree.num_sockets()
+    return count

@@ -1,7 +1,6 @@
 """Reads the files of configs/kubernetes that an administrator applies, as their comments say."""
 
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +22,3 @@ def rbac(*, namespace: str, account: str, api: str = "jobset") -> list[dict[str,
     binding["subjects"] = [{"kind": "ServiceAccount", "name": account, "namespace": namespace}]
     return [each | {"metadata": each["metadata"] | {"namespace": namespace}} for each in
             (role, binding)]  # fmt: skip
-
-
-def follower_priority(namespace: str) -> list[Mapping[str, Any]]:
-    text = (FOLDER / "priority.yaml").read_text()
-    return [*yaml.safe_load_all(text.replace("values: [kubeflow]", f"values: [{namespace}]"))]

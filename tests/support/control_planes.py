@@ -15,7 +15,7 @@ import yaml
 
 from stoker.platforms.kubernetes import KubernetesPlatform
 from stoker.platforms.kubernetes.api import PODS, ClusterApi
-from stoker.platforms.kubernetes.layout import ROLE_LABEL
+from stoker.platforms.kubernetes.pods import ROLE_LABEL
 from support.kubernetes_api import NAMESPACE, Fault, KubernetesApi, kube_config
 from support.local_job import until
 from support.platform_jobs import use_kube_config
@@ -25,15 +25,12 @@ GROUPS = {
     "jobsets": "apis/jobset.x-k8s.io/v1alpha2",
     "trainjobs": "apis/trainer.kubeflow.org/v1alpha1",
     "trainingruntimes": "apis/trainer.kubeflow.org/v1alpha1",
-    "poddisruptionbudgets": "apis/policy/v1",
     "workflows": "apis/argoproj.io/v1alpha1",
     "roles": "apis/rbac.authorization.k8s.io/v1",
     "rolebindings": "apis/rbac.authorization.k8s.io/v1",
 }
 _LABEL = "jobset.sigs.k8s.io/replicatedjob-name"
 _INDEX = "batch.kubernetes.io/job-completion-index"
-# Seconds that a pod is given whose node is cut off: a taint gives it its own, which are 120.
-_CUT_OFF_GRACE_SECONDS = 1
 
 
 class DoublePlane:
@@ -46,8 +43,8 @@ class DoublePlane:
         self.platform = KubernetesPlatform(cluster=self._cluster)
         self.names, self.get, self.delete = api.names, api.get, api.remove
         self.make_workflow, self.make_step = api.make_workflow, api.make_step
-        self.terminate, self.take_away = api.terminate_workflow, api.disrupt_pod
-        self.pass_deadline, self.fail, self.free = api.pass_deadline, api.fail_pod, api.free_pod
+        self.take_away = api.disrupt_pod
+        self.pass_deadline, self.fail = api.pass_deadline, api.fail_pod
         self.pass_seconds_after_end = api.pass_seconds_after_end
 
     def has_trainer(self) -> bool:
@@ -70,22 +67,7 @@ class DoublePlane:
             self._api.end_pod(pod)
         self._api.end_job(run)
 
-    def cut_off(self, pod: str) -> None:
-        """Cuts the pod's node off: the pod stays, whoever deletes it, until `free`."""
-        self._api.cut_off_node(pod, grace_seconds=_CUT_OFF_GRACE_SECONDS)
-
-    @contextlib.contextmanager
-    def without_role(self) -> Iterator[None]:
-        role, self._api.role = self._api.role, []
-        self._api.drop_streams()
-        try:
-            yield
-        finally:
-            self._api.role = role
-
     def evict(self, pod: str) -> bool:
-        if not self._api.may_evict(pod):
-            return False
         is_of_job = _LABEL in self._api.get("pods", pod)["metadata"]["labels"]
         another = self._api.evict_pod(pod, is_replaced=is_of_job)
         if another:
@@ -100,11 +82,7 @@ class DoublePlane:
             Fault("POST", "jobsets", code=403, message=words, reason="Forbidden", times=99)
         )
 
-    def allow_pods(self, count: int) -> None:
-        self._api.max_pods = count
-
     def restart(self) -> None:
-        self._api.forget_history()
         self._api.drop_streams()
 
     def as_account(self, objects: Sequence[Mapping[str, Any]]) -> KubernetesPlatform:
@@ -165,17 +143,6 @@ class RealNamespace:
             return False
         return True
 
-    @contextlib.contextmanager
-    def without_bindings(self, objects: Sequence[Mapping[str, Any]]) -> Iterator[None]:
-        bindings = [each for each in objects if each["kind"] == "RoleBinding"]
-        for each in bindings:
-            self.delete("rolebindings", each["metadata"]["name"])
-        try:
-            yield
-        finally:
-            for each in bindings:
-                self.call("POST", self.path("rolebindings"), in_namespace(each, self.namespace))
-
 
 class RealPlane(RealNamespace):
     """A control plane alone: this is the kubelet of its pods."""
@@ -186,9 +153,6 @@ class RealPlane(RealNamespace):
         self._restart = restart
         self._node = f"{self.namespace}-node"
         self.call("POST", "api/v1/nodes", described("v1", "Node", self._node))
-        # Pods whose kubelet is silent.
-        self._cut_off: set[str] = set()
-        self._objects: Sequence[Mapping[str, Any]] = ()
         self._is_over = threading.Event()
         self._kubelet = threading.Thread(target=self._run_kubelet, name="kubelet")
         self._kubelet.start()
@@ -196,7 +160,6 @@ class RealPlane(RealNamespace):
         self.platform = KubernetesPlatform(cluster=self._cluster)
 
     def close(self) -> None:
-        self._cut_off.clear()
         for plural in ("trainjobs", "jobsets", "workflows", "pods"):
             with contextlib.suppress(Exception):
                 self.call("DELETE", self.path(plural))
@@ -240,18 +203,6 @@ class RealPlane(RealNamespace):
         for pod in self.pods(run, "dnn"):
             self.fail(pod, code)
 
-    def cut_off(self, pod: str) -> None:
-        self._cut_off.add(pod)
-        self.call("DELETE", self.path("pods", pod), {"gracePeriodSeconds": _CUT_OFF_GRACE_SECONDS})
-
-    def free(self, pod: str) -> None:
-        self._cut_off.remove(pod)
-
-    @contextlib.contextmanager
-    def without_role(self) -> Iterator[None]:
-        with self.without_bindings(self._objects):
-            yield
-
     def take_away(self, pod: str) -> None:
         """Takes the pod's node away, whatever a budget says."""
         told = {"reason": "DeletionByTaintManager", "message": "its node is gone"}
@@ -272,27 +223,6 @@ class RealPlane(RealNamespace):
         uid = self.call("POST", self.path("pods"), pod)["metadata"]["uid"]
         return {"POD_NAME": name, "POD_UID": uid, "POD_NAMESPACE": self.namespace}
 
-    def admitted_step(self, name: str, labels: Mapping[str, str]) -> Mapping[str, Any]:
-        """Returns a step's pod with these labels as the cluster would admit it; makes none."""
-        pod = {**described("v1", "Pod", name, labels=labels), "spec": restricted_spec("none")}
-        return self.call("POST", f"{self.path('pods')}?dryRun=All", pod)
-
-    @contextlib.contextmanager
-    def applied(self, objects: Sequence[Mapping[str, Any]]) -> Iterator[None]:
-        paths = []
-        try:
-            for each in objects:
-                path = f"apis/{each['apiVersion']}/{_plural(each['kind'])}"
-                self.call("POST", path, each)
-                paths.append(f"{path}/{each['metadata']['name']}")
-            yield
-        finally:
-            for path in paths:
-                self.call("DELETE", path)
-
-    def terminate(self, workflow: str) -> None:
-        self.patch(self.path("workflows", workflow), {"spec": {"activeDeadlineSeconds": 0}})
-
     def pass_deadline(self, run: str) -> None:
         """Lets its controllers' clocks run on their own."""
 
@@ -301,9 +231,6 @@ class RealPlane(RealNamespace):
 
     def allow_no_jobs(self) -> None:
         self._set_quota("none", {"count/jobsets.jobset.x-k8s.io": "0"})
-
-    def allow_pods(self, count: int) -> None:
-        self._set_quota("pods", {"pods": str(count)})
 
     def _set_quota(self, name: str, hard: Mapping[str, str]) -> None:
         path = self.path("resourcequotas", name)
@@ -333,7 +260,6 @@ class RealPlane(RealNamespace):
     def as_account(self, objects: Sequence[Mapping[str, Any]]) -> KubernetesPlatform:
         file = self._folder / "runner"
         account_config(self._client, objects, namespace=self.namespace, file=file)
-        self._objects = objects
         with pytest.MonkeyPatch.context() as patch:
             use_kube_config(patch, file)
             cluster = ClusterApi(namespace=self.namespace)
@@ -352,8 +278,6 @@ class RealPlane(RealNamespace):
     def _tend(self, pod: Mapping[str, Any]) -> None:
         name = pod["metadata"]["name"]
         path = self.path("pods", name)
-        if name in self._cut_off:
-            return
         if "deletionTimestamp" in pod["metadata"]:
             self.call("DELETE", path, {"gracePeriodSeconds": 0})
         elif "nodeName" not in pod["spec"]:

@@ -21,19 +21,16 @@ FEW = Catalog(
     source=AWS.source,
     region=AWS.region,
 )
-OF_DECIDE = {
-    *("training", "feed", "extra_clusters", "fallback", "last"),
-    *("calibration", "take_as", "subject"),
-}
+OF_DECIDE = {"training", "feed", "extra_clusters", "take_as", "subject"}
 
 
 def decided(profile, *, catalog=None, constraints=None, today=TODAY, **given):
-    """Decides on a profile, on SageMaker unless it is said; other keys are constraints."""
+    """Decides on a profile, on a few types of SageMaker unless it is said; else constraints."""
     own = {name: given.pop(name) for name in OF_DECIDE & given.keys()}
     return decide(
         DecisionInputs(
             profile=profile,
-            catalog=catalog or AWS,
+            catalog=catalog or FEW,
             constraints=constraints or Constraints(**given),
             today=today,
             **own,

@@ -7,10 +7,8 @@ question while a graph is captured, are errors, as in CUDA.
 """
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-
-from stoker.feed.device_events import DeviceEvent
 
 
 class DeviceDouble:
@@ -109,8 +107,7 @@ class EventDouble:
         self.device.check()
         self.device.wait_until(self.passed_at)
 
-    def elapsed_time(self, end_event: DeviceEvent) -> float:
-        assert isinstance(end_event, EventDouble)
+    def elapsed_time(self, end_event: "EventDouble") -> float:
         self.device.check()
         self.device.check_times()
         if end_event.device is not self.device:
@@ -123,62 +120,30 @@ class EventDouble:
 class LoaderDouble(Iterator[int]):
     """A loader whose workers make batches in turn, ahead of the host, on the device's clock.
 
-    As torch's: `prefetch_factor` batches a worker are under way or ready, and come in order.
-    Without workers the host makes each batch itself.
+    As torch's: two batches a worker are under way or ready, and come in order. Without workers the
+    host makes each batch itself.
     """
 
-    def __init__(
-        self,
-        device: DeviceDouble,
-        *,
-        batch_seconds: float,
-        workers: int,
-        prefetch_factor: int = 2,
-        batches: int = 10**9,
-        slow: Mapping[int, float] | None = None,
-    ) -> None:
-        """`slow`: seconds more that some batches take, by their number."""
-        self._slow = slow or {}
+    def __init__(self, device: DeviceDouble, *, batch_seconds: float, workers: int) -> None:
         self._device = device
         self._batch_seconds = batch_seconds
-        self._batches = batches
-        self.num_workers = workers
         self._free_at = [device.seconds] * workers
         self._ready_at: deque[float] = deque()
-        self._taken = 0
         self._begun = 0
-        for _ in range(workers * prefetch_factor):
+        for _ in range(2 * workers):
             self._begin()
 
-    @property
-    def ready(self) -> int:
-        """Batches that next() would find, one after the other, at once."""
-        return sum(ready_at <= self._device.seconds for ready_at in self._ready_at)
-
-    @property
-    def is_read_out(self) -> bool:
-        return self._taken == self._batches
-
     def __next__(self) -> int:
-        if self.is_read_out:
-            raise StopIteration
-        if self.num_workers:
+        if self._free_at:
             self._device.seconds = max(self._device.seconds, self._ready_at.popleft())
             self._begin()
         else:
-            self._device.work(self._seconds_of(self._taken))
-        self._taken += 1
-        return self._taken - 1
+            self._device.work(self._batch_seconds)
+        return self._begun
 
     def _begin(self) -> None:
-        if self._begun == self._batches:
-            return
-        worker = self._begun % self.num_workers
-        self._free_at[worker] = max(self._free_at[worker], self._device.seconds) + self._seconds_of(
-            self._begun
-        )
+        worker = self._begun % len(self._free_at)
+        self._free_at[worker] = max(self._free_at[worker], self._device.seconds)
+        self._free_at[worker] += self._batch_seconds
         self._ready_at.append(self._free_at[worker])
         self._begun += 1
-
-    def _seconds_of(self, number: int) -> float:
-        return self._batch_seconds + self._slow.get(number, 0.0)

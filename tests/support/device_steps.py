@@ -1,8 +1,8 @@
 """Trainings on the double of an accelerator, timed as a profile times its steps."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
-from stoker.profile.steps import AS_IS_ENOUGH, AsIsSteps, StepClock, lack_of
+from stoker.profile.steps import LONGEST_WARM_UP, AsIsSteps, StepClock, is_enough
 from support.device_double import DeviceDouble, LoaderDouble
 
 Step = Callable[[DeviceDouble, int], None]
@@ -23,61 +23,25 @@ def train(
     batch_seconds: float,
     workers: int,
     device: DeviceDouble | None = None,
-    clock: StepClock | None = None,
     budget_seconds: float = 180.0,
-    most: int = 10_000,
-    epoch_batches: int = 10**9,
-    between: Callable[[DeviceDouble], None] = lambda device: None,
-    slow_batches: Mapping[int, float] | None = None,
 ) -> AsIsSteps:
-    """Trains until the phase as is may end, as `phases.ProfileSession` does.
-
-    `between`: what the script does between two epochs of so many batches.
-    """
+    """Trains until the phase as is may end, as `session.Session` does."""
     device = device or DeviceDouble()
-    clock = clock or StepClock(find=lambda: device, now=device.now)
-
-    def epoch() -> LoaderDouble:
-        return LoaderDouble(
-            device,
-            batch_seconds=batch_seconds,
-            workers=workers,
-            batches=epoch_batches,
-            slow=slow_batches,
-        )
-
-    loader = epoch()
+    clock = StepClock(find=lambda: device, now=device.now)
+    loader = LoaderDouble(device, batch_seconds=batch_seconds, workers=workers)
     steps = AsIsSteps(
         workers=workers,
-        children_cpu=lambda: 0.0,
-        machine_cpu=lambda: 0.0,
         clock=clock,
         prefetched=2 * workers,
-        epoch_batches=epoch_batches,
-        warm_up_seconds=0.08 * budget_seconds,
-        longest_seconds=0.25 * budget_seconds,
+        longest_seconds=LONGEST_WARM_UP * budget_seconds,
     )
-    for number in range(most):
-        if loader.is_read_out:
-            steps.epoch_ended()
-            between(device)
-            loader = epoch()
-        ready = loader.ready if workers else None
+    for number in range(10_000):
         asked = clock.mark()
         next(loader)
-        steps.got(asked=asked, got=clock.mark(), cpu=device.seconds, receive=0.0, ready=ready)
+        steps.got([(asked, clock.mark())], cpu=device.seconds, receive=0.0)
         since = steps.counting_since
         counted = 0.0 if since is None else device.seconds - since
-        is_enough = AS_IS_ENOUGH.holds(
-            steps=steps.count,
-            elapsed_seconds=counted,
-            budget_seconds=budget_seconds,
-            least=steps.least,
-        )
-        is_late = counted >= AS_IS_ENOUGH.most * budget_seconds
-        if is_enough and (steps.is_supplied or is_late):
-            break
-        if lack_of(steps, budget_seconds=budget_seconds):
+        if is_enough(steps.count, elapsed_seconds=counted, budget_seconds=budget_seconds):
             break
         steps.gave(mark=clock.mark(), cpu=device.seconds)
         step(device, number)

@@ -11,19 +11,18 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from stoker.host import spawn
 from stoker.logs import LogEvent, parse_line
-from support.local_job import lay_out_ml, resource_config, until
-from support.processes import end, named_by_commands, ran
+from support.opt_ml import lay_out_ml, resource_config
+from support.processes import end, named_by_commands, ran, until
 from support.registry import registry
+from support.run_file import document
 from support.tokens import new_token
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,6 +33,8 @@ DOCKER = next(
 )
 # Names of the hosts' bridges begin like this.
 BRIDGE = "stk"
+# What the base has: Python with pip.
+DEBIAN = "python3,python3-pip,python3-venv,ca-certificates"
 NEEDED = ("dockerd", "debootstrap", "iptables")
 
 
@@ -51,7 +52,6 @@ class Engine:
         # Short: the path of a unix socket has 107 characters.
         self.folder = Path(tempfile.mkdtemp(prefix="stk-"))
         self.environ = {**os.environ, "DOCKER_HOST": f"unix://{self.folder}/sock"}
-        self.environ |= {"DOCKER": DOCKER, "PYTHON": sys.executable}
 
     def __enter__(self) -> "Engine":
         self._links = _links()
@@ -97,21 +97,24 @@ class Engine:
         done = ran(words, env=environ, input=dockerfile, timeout=300)
         assert done.returncode == 0, done.stderr
 
-    def make_image(self, target: str, **environ: str) -> None:
-        done = self.attempt_image(target, **environ)
+    def make_image(self, target: str, *, name: str = "", **args: str) -> None:
+        """Builds a target of the Dockerfile as `name`, with build arguments, from `wheels`."""
+        given = {"BASE_IMAGE": self.base, "WHEELS": "wheels", "PIP_NO_INDEX": "1", **args}
+        words = [DOCKER, "build", "-q", "--network=none", "--target", target, "-t"]
+        words += [name or f"stoker-{target}", "-f", "containers/launcher/Dockerfile"]
+        for key, value in given.items():
+            words += ["--build-arg", f"{key}={value}"]
+        environ = {**self.environ, "DOCKER_BUILDKIT": "1"}
+        done = ran([*words, str(ROOT)], env=environ, cwd=ROOT, timeout=900)
         assert done.returncode == 0, done.stdout + done.stderr
 
-    def attempt_image(self, target: str, **environ: str) -> "subprocess.CompletedProcess[str]":
-        environ = {**self.environ, "BASE_IMAGE": self.base, **environ}
-        return ran([ROOT / "containers" / "build" / "image", target], env=environ, timeout=400)
-
     def import_base(self) -> None:
-        """Makes Debian with Python and nothing else, and as `base`; keeps it in .cache."""
+        """Makes Debian with Python and pip alone, and as `base`; keeps it in .cache."""
         archive = CACHE / "base.tar"
         if not archive.exists():
             CACHE.mkdir(parents=True, exist_ok=True)
             root = self.folder / "rootfs"
-            words = ["debootstrap", "--variant=minbase", "--include=python3,ca-certificates"]
+            words = ["debootstrap", "--variant=minbase", f"--include={DEBIAN}"]
             subprocess.run(
                 [*words, "bookworm", str(root)], check=True, capture_output=True, timeout=300
             )
@@ -188,11 +191,12 @@ class Cluster:
         token = folder / "stoker_token"
         token.mkdir()
         (token / "token").write_text(new_token())
+        (token / "run.json").write_text(json.dumps(document(environment or {})))
         environment = {
             "TRAINING_JOB_NAME": self.job,
             "TRAINING_JOB_ARN": f"arn:aws:sagemaker:eu-west-1:000000000000:training-job/{self.job}",
-            "STOKER_TOKEN_FILE": "/opt/ml/input/data/stoker_token/token",
-            **(environment or {}),
+            "STOKER_RUN": "/opt/ml/input/data/stoker_token/run.json",
+            **{k: v for k, v in (environment or {}).items() if not k.startswith("RUN_")},
         }
         self._environment = [f"--env={name}={value}" for name, value in environment.items()]
         all_channels = {**(channels or {}), "stoker_token": (token, tuple(groups))}
@@ -228,15 +232,8 @@ class Cluster:
             time.sleep(0.1)
         return {host: int(state["ExitCode"]) for host, state in self._states().items()}
 
-    def ended_at(self, host: str) -> float:
-        """Returns when the container of `host` ended; seconds since the epoch."""
-        return seconds_of(str(self._states()[host]["FinishedAt"]))
-
     def docker(self, verb: str, host: str, *words: str) -> str:
         return self.engine.run(verb, *words, self._name(host))
-
-    def execute(self, host: str, *command: str) -> "subprocess.CompletedProcess[str]":
-        return self.engine.attempt("exec", self._name(host), *command)
 
     def log(self, host: str) -> str:
         done = self.engine.attempt("logs", self._name(host))
@@ -280,11 +277,6 @@ class Cluster:
         (base / "checkpoints").mkdir()
         for name, source in channels.items():
             shutil.copytree(source, base / "input" / "data" / name)
-
-
-def seconds_of(when: str) -> float:
-    """Reads a time as Docker and stoker's log write it; returns seconds since the epoch."""
-    return datetime.fromisoformat(re.sub(r"(\.\d{1,6})\d*", r"\1", when)).timestamp()
 
 
 def _mounts(folder: Path) -> Iterator[str]:

@@ -2,55 +2,10 @@
 
 from hypothesis import strategies as st
 
-from stoker.profile.rank_results import Inventory, RankResult, Reads, ReplayVariants
-from support.profiled_ranks import at, drained, rank_of
+from stoker.profile.rank_results import Copies, Inventory, RankResult
+from support.profiled_ranks import drained, rank_of
 
 SECONDS = st.floats(0.001, 1.0)
-
-
-@st.composite
-def ranks(draw: st.DrawFn) -> RankResult:
-    """Draws a rank whose figures need not fit each other: each of them may be wrong."""
-    step = draw(SECONDS)
-    cpu = draw(SECONDS)
-    idle = draw(st.sampled_from([0.0, 0.0001, 0.01, 0.1, 1.0]))
-    many = draw(st.integers(2, 8))
-    workers = draw(st.integers(0, 4))
-    vcpus = draw(st.integers(1, 8))
-    trainer = draw(SECONDS)
-    loader = cpu * draw(st.sampled_from([0.8, 1.0, 1.3]))
-    cold = draw(st.sampled_from([None, 1.01, 1.3, 2.0, 20.0]))
-    warm = cpu + idle
-    of_many = cpu * draw(st.sampled_from([0.99, 1.0, 1.5]))
-    reads = cold and Reads(
-        workers=1,
-        batch_bytes=at(1e7),
-        cold_seconds=at(cold * warm),
-        warm_seconds=at(warm),
-        bytes_per_second=at(1e7 / ((cold - 1) * warm)),
-    )
-    return rank_of(
-        step=step,
-        wait=step * draw(st.floats(0, 1)),
-        accelerator=step * draw(st.floats(0.01, 1)),
-        trainer_cpu=trainer + (0.0 if workers else loader),
-        trainer_alone_cpu=trainer,
-        children_cpu=loader if workers else 0.0,
-        drains=(
-            drained(
-                many,
-                of_many,
-                wall=of_many + idle * draw(st.sampled_from([0.0, 1.0, many])),
-                rate=draw(st.floats(0.5, many)) / warm,
-            ),
-            drained(1, cpu, wall=warm),
-        ),
-        workers=workers,
-        vcpus=vcpus,
-        others_vcpus=vcpus * draw(st.sampled_from([0.0, 0.2, 0.9])),
-        reads=reads,
-        storage_stall_seconds=draw(st.sampled_from([None, 0.0, 0.01, 3.0])),
-    )
 
 
 # A quota that stops the group in most of its periods.
@@ -100,10 +55,11 @@ def hosts(draw: st.DrawFn) -> RankResult:
         trainer_alone_cpu=trainer,
         children_cpu=used if workers else 0.0,
         drains=tuple(drains),
-        uses_cuda=has_device,
-        variants=ReplayVariants(
-            on_device=at(accelerator * draw(st.sampled_from([0.7, 0.98, 1.0]))),
-            beside_workers=at(accelerator + late),
+        clock="cuda:0" if has_device else "host",
+        copies=Copies(
+            seconds=accelerator * draw(st.sampled_from([0.3, 0.02, 0.0])),
+            pinned_seconds=0.0,
+            copied_bytes=1,
         )
         if has_device
         else None,

@@ -1,44 +1,44 @@
-"""Makes a feed.csv: two data hosts, one of which is lost for a while, and local workers."""
+"""Makes a metrics.jsonl: two data hosts, one of which is lost for a while, and local workers."""
 
 from io import StringIO
 from pathlib import Path
 from random import Random
 
-from stoker.figures.feed_intervals import COLUMNS, FeedInterval, HostRate, RankRate, csv_text
+import msgspec
+
+from stoker.figures.intervals import HostRate, Interval, RankRate
 from stoker.logs import Log
 
 SECONDS = 2.0
 LOST = range(26, 40)
 
 
-def host_rate(name, rate, *, kind="host", workers=4, moved=0) -> HostRate:
+def host_rate(name, rate, *, workers=4, moved=0) -> HostRate:
     """Makes a host whose workers are busy on a CPU each, or that is gone (rate 0)."""
     return HostRate(
-        kind="local" if kind == "local" else "host",
         name=name,
         batches_per_second=rate,
         bytes_per_second=rate * 4.8e6,
         workers=workers,
         busy_workers=0.9 * workers if rate else 0.0,
         busy_cpus=0.85 * workers if rate else 0.0,
-        slowest_worker=rate / workers * 0.9,
-        fastest_worker=rate / workers * 1.1,
         in_flight=2 * workers if rate else 0,
         credits=2 * workers if rate else 0,
         moved=moved,
-        duplicates=0,
     )
 
 
 def feed_line(*hosts: HostRate) -> str:
     rank = RankRate(name="0", batches_per_second=30.0, wait_share=0.4, queue_depth=0.5, window=18)
-    interval = FeedInterval(start_seconds=4.0, seconds=2.0, ranks=(rank,), hosts=hosts)
+    interval = Interval(start_seconds=4.0, seconds=2.0, ranks=(rank,), hosts=hosts)
     stream = StringIO()
-    Log(run="mnist-1", host="gpu-1", stream=stream).event("feed", rows=csv_text(interval))
+    Log(run="mnist-1", host="gpu-1", stream=stream).event(
+        "interval", row=msgspec.json.encode(interval).decode()
+    )
     return stream.getvalue()
 
 
-def feed_intervals(*, hosts: int = 2, intervals: int = 60) -> list[FeedInterval]:
+def feed_intervals(*, hosts: int = 2, intervals: int = 60) -> list[Interval]:
     """Makes a run in which data-1 is lost in the intervals of LOST."""
     random = Random(1)
     made = []
@@ -52,7 +52,7 @@ def feed_intervals(*, hosts: int = 2, intervals: int = 60) -> list[FeedInterval]
             )
             for host in range(hosts)
         ]
-        rates.append(host_rate("gpu-1", 7.5, kind="local", workers=2))
+        rates.append(host_rate("gpu-1", 7.5, workers=2))
         rank = RankRate(
             name="0",
             batches_per_second=sum(rate.batches_per_second for rate in rates),
@@ -61,12 +61,12 @@ def feed_intervals(*, hosts: int = 2, intervals: int = 60) -> list[FeedInterval]
             window=24,
         )
         when = {"start_seconds": number * SECONDS, "seconds": SECONDS}
-        made.append(FeedInterval(ranks=(rank,), hosts=tuple(rates), **when))
+        made.append(Interval(ranks=(rank,), hosts=tuple(rates), **when))
     return made
 
 
 def write_feed(folder: Path, *, hosts: int = 2, intervals: int = 60) -> Path:
-    file = folder / "feed.csv"
-    rows = "".join(map(csv_text, feed_intervals(hosts=hosts, intervals=intervals)))
-    file.write_text(",".join(COLUMNS) + "\n" + rows)
+    file = folder / "metrics.jsonl"
+    rows = msgspec.json.Encoder().encode_lines(feed_intervals(hosts=hosts, intervals=intervals))
+    file.write_bytes(rows)
     return file

@@ -20,10 +20,9 @@ import numpy as np
 import torch
 
 from stoker import DataLoader
-from stoker.feed.replace import install
 
 # Numbers of samples or batches, and files: none, unless they are given.
-_PLACES = ("raise_at", "exit_at", "kill_at", "hang_at", "long_error_at", "pause_at")
+_PLACES = ("raise_at", "kill_at", "hang_at", "pause_at")
 DEFAULTS = dict.fromkeys((*_PLACES, "gates", "until")) | {
     "samples": 48,
     "batch_size": 4,
@@ -70,10 +69,6 @@ class Images(torch.utils.data.Dataset):
             os.kill(os.getpid(), signal.SIGKILL)
         if index == given["hang_at"]:
             threading.Event().wait()
-        if index == given["long_error_at"]:
-            raise ValueError("long " * (60 << 20))
-        if index == given["exit_at"]:
-            sys.exit(3)
         image = torch.randint(0, 256, given["shape"], dtype=torch.uint8)
         facts = {"id": index, "python": random.random(), "numpy": np.random.rand(2)}
         return image, facts
@@ -129,6 +124,9 @@ def main() -> None:
     np.random.seed(7)
     kind = torch.utils.data.DataLoader if given["is_torchs"] else DataLoader
     if given["is_torchs"]:
+        # As stoker's sitecustomize does it where a training starts a Python.
+        from stoker.feed.replace import install
+
         install(kind)
     first = collate_with_object if given["objects"] else collate
     loaders = []

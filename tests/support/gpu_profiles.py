@@ -17,7 +17,6 @@ H100 = builders.profile(
     loader_cpu_seconds=0.6025,
     loader_wall_seconds=0.6034,
     trainer_cpu_seconds=0.0591,
-    receive_cpu_seconds=0.0239,
     used_cpu_seconds=0.5985,
     num_workers=4,
     global_batch_size=128,
@@ -27,14 +26,13 @@ H100 = builders.profile(
         LoaderRate(workers=2, steps_per_second=2.804),
         LoaderRate(workers=4, steps_per_second=5.712),
     ),
-    observed=Observed(cpu_utilization=0.883, others_vcpus=0.017, cpu_speed_spread=0.185),
+    observed=Observed(cpu_utilization=0.883, others_vcpus=0.017),
     check=Check(predicted_step_seconds=0.1508, error=-0.055, explained=True),
 )
-STEADY = Observed(cpu_utilization=0.883, others_vcpus=0.017, cpu_speed_spread=0.01)
 
 
 def changed(profile, *, host=None, **terms):
-    step = msgspec.structs.replace(profile.timed_step, **terms)
+    step = msgspec.structs.replace(profile.step, **terms)
     told = msgspec.structs.replace(profile.host, **(host or {}))
     return msgspec.structs.replace(profile, step=step, host=told)
 

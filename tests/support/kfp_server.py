@@ -186,7 +186,7 @@ class KfpServer:
             if parameter["in"] == "body":
                 self._check(request.line, parameter["schema"], request.body)
         if "filter" in request.query:
-            told = json.loads(request.query["filter"])
+            told = {"predicates": _predicates(request)}
             self._check(f"{request.line} filter", {"$ref": "/v2beta1Filter"}, told)
         answer = self._do(request)
         schema = operation["responses"]["200"].get("schema", {})
@@ -207,8 +207,14 @@ class KfpServer:
             case "GET", ["healthz"]:
                 known = {"commit_sha": "7b70c7b", "pipeline_store": "database"}
                 return {**known, "tag_name": self.version, "multi_user": self.multi_user}
+            case "POST", ["pipelines", "upload"]:
+                named = {key: request.query.get(key, "") for key in ("name", "namespace")}
+                made = self._create("pipelines", {**named, "display_name": named["name"]})
+                self._add_version(made, request)
+                return made
             case "POST", ["pipelines", "upload_version"]:
-                return self._upload_version(request)
+                pipeline = self._get("pipelines", request.query["pipelineid"])
+                return self._add_version(pipeline, request)
             case "GET", ["pipelines", id, "versions"]:
                 self._get("pipelines", id)
                 return self._page("pipeline_versions", self.versions[id], request)
@@ -248,7 +254,7 @@ class KfpServer:
         return found.get("namespace", "")
 
     def _page(self, name: str, found: list[Document], request: Request) -> Any:
-        for predicate in json.loads(request.query.get("filter", "{}")).get("predicates", []):
+        for predicate in _predicates(request):
             assert predicate["operation"] == "EQUALS"
             found = [i for i in found if i.get(predicate["key"]) == predicate["string_value"]]
         if request.query.get("sort_by") == "created_at desc":
@@ -294,8 +300,7 @@ class KfpServer:
             if said := input_problem(name, known.get(name, {}).get("parameterType"), value):
                 raise RefusedError(400, f"Invalid input error: {said}")
 
-    def _upload_version(self, request: Request) -> Any:
-        pipeline = self._get("pipelines", request.query["pipelineid"])
+    def _add_version(self, pipeline: Document, request: Request) -> Any:
         versions = self.versions[str(pipeline["pipeline_id"])]
         name = request.query["name"]
         if any(version["name"] == name for version in versions):
@@ -351,6 +356,15 @@ def _task_detail(node: Document) -> Document:
         **({"state": PHASES[node["phase"]]} if node["phase"] in PHASES else {}),
         **({"child_tasks": told} if told else {}),
     }
+
+
+def _predicates(request: Request) -> list[Document]:
+    """Returns a listing's conditions; of an enum protobuf also reads the number, as kfp has it."""
+    text = request.query.get("filter", "{}").replace("stringValue", "string_value")
+    found = json.loads(text).get("predicates", [])
+    for each in found:
+        each["operation"] = {1: "EQUALS"}.get(each["operation"], each["operation"])
+    return found
 
 
 def _find(found: list[Document], key: str, id: str) -> Document:

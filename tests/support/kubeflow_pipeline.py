@@ -8,12 +8,21 @@ from typing import Any
 
 import yaml
 
+from stoker.kubeflow import compile_kubeflow
 from stoker.pipelines.base import Compiled
-from stoker.pipelines.kubeflow.compile import COMPONENTS, compile_kubeflow, component_files
 from stoker.records import Json
 from stoker.workload_file import workload_from
 
 ROOT = Path(__file__).resolve().parents[2]
+# Name to file of each component to share.
+COMPONENTS = {
+    "profile": "profile/component.yaml",
+    "decide": "decide/component.yaml",
+    "train": "train/component.yaml",
+    "evaluate": "evaluate/component.yaml",
+    "gate": "evaluate/gate.yaml",
+    "finish": "train/finish.yaml",
+}
 
 RESERVED: Json = {"key": "reserved", "operator": "Equal", "value": "training"}
 DOCUMENT: Mapping[str, Json] = {
@@ -60,11 +69,6 @@ WORKLOAD = workload_from(DOCUMENT)
 @functools.cache
 def compiled() -> Compiled:
     return compile_kubeflow(WORKLOAD, folder=ROOT)
-
-
-@functools.cache
-def shared() -> Mapping[str, str]:
-    return component_files()
 
 
 @functools.cache

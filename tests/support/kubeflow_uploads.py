@@ -6,9 +6,9 @@ from pathlib import Path
 
 import yaml
 
+from stoker.kubeflow import compile_kubeflow
 from stoker.pipelines.base import Compiled
-from stoker.pipelines.kubeflow.client import KubeflowClient
-from stoker.pipelines.kubeflow.compile import compile_kubeflow
+from stoker.pipelines.kubeflow import KubeflowClient
 from stoker.records import Json, Workload
 from stoker.workload_file import workload_from
 from support.aws_answers import Clock
@@ -22,6 +22,7 @@ WORKLOAD: Mapping[str, Json] = {
     "command": ["python", "train.py"],
     "image": "registry.example/stoker:1",
     "cluster": {"dnn": {"instance_type": "g5.xlarge", "count": 1}},
+    "hyperparameters": {"epochs": 10},
     "gate": [{"metric": "accuracy", "min": 0.9}],
     "kubernetes": {"pools": {"g5.xlarge": {"cpu": 3, "memory": "12Gi", "gpus": 1}}},
 }
@@ -38,9 +39,9 @@ def compiled(*overrides: str) -> Compiled:
 
 def client_at(server, *overrides, namespace=None, token_file=None) -> KubeflowClient:
     """Returns the client, for which time passes at once."""
-    client = KubeflowClient(
-        workload(*overrides), host=server.url, namespace=namespace, token_file=token_file
-    )
+    keys = {"host": server.url, "namespace": namespace, "token_file": token_file}
+    reach = [f"kubernetes.kubeflow.{key}={value}" for key, value in keys.items() if value]
+    client = KubeflowClient(workload(*overrides, *reach))
     client.clock = clock = Clock()
     client.sleep = clock.sleep
     return client

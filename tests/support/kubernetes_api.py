@@ -1,6 +1,6 @@
 """A double of Kubernetes' API server on a loopback port, as far as stoker asks one.
 
-It keeps objects, refuses what the real CRDs refuse, serves lists, watches and logs, and plays the
+It keeps objects, refuses what the real CRDs refuse, serves lists and logs, and plays the
 troubles of real ones on command. The garbage collector and Trainer's controller run on their own.
 No other one does: tests say what becomes of jobs and pods, in the real controllers' words. Those of
 Job and JobSet judge on demand (`fail_pod`, `disrupt_pod`, `pass_deadline`,
@@ -17,7 +17,6 @@ import socket
 import ssl
 import subprocess
 import threading
-import time
 import urllib.parse
 import uuid
 from collections.abc import Iterator, Mapping
@@ -33,8 +32,6 @@ USER = "system:serviceaccount:team-a:runner"
 NAMESPACE = "team-a"
 # What is held is let go after it: a test has failed by then.
 HOLD_SECONDS = 30.0
-# The pods' terminationGracePeriodSeconds.
-GRACE_SECONDS = 120
 
 _PATH = re.compile(
     r"^/(?:api/(?P<core>v1)|apis/(?P<group>[^/]+)/(?P<version>[^/]+))"
@@ -50,7 +47,6 @@ _KINDS = {
     ("v1", "events"): "Event",
     ("v1", "nodes"): "Node",
     ("v1", "persistentvolumeclaims"): "PersistentVolumeClaim",
-    ("policy/v1", "poddisruptionbudgets"): "PodDisruptionBudget",
     ("argoproj.io/v1alpha1", "workflows"): "Workflow",
 }
 _JOBSET = "jobset.sigs.k8s.io/jobset-name"
@@ -77,10 +73,6 @@ class Fault:
 class PodLogFile:
     lines: list[tuple[str, str]] = field(default_factory=list)
     is_closed: bool = False
-    previous: list[tuple[str, str]] = field(default_factory=list)
-    # Readings that end after so many lines although more comes: "end" in good order, "cut" not.
-    breaks: list[tuple[int, str]] = field(default_factory=list)
-    is_deleted: bool = False
 
 
 class Refusal(Exception):
@@ -99,14 +91,7 @@ class KubernetesApi:
         denied: Verb and resource of what the caller must not do: ("create", "jobsets").
         role: Rules of the caller's Role, as RBAC holds them; None: all is allowed.
         used: Verb, group and resource of each call that was allowed.
-        other_versions: Of APIs that this cluster has in another version than stoker speaks.
-        unknown_fields: Fields that the CRDs of this cluster do not have yet: "spec.new".
-        trained_again: TrainJobs whose JobSet was made again after its TTL.
-        max_pods: What the namespace's quota allows; None: it has none.
-        is_deletion_held: What is deleted is marked, and stays.
-        cut_off: Names of pods whose node does not answer: what deletes them only marks them.
         holds: Plurals whose creation is done, and not answered.
-        silent: Plurals of which nothing is answered for a long time.
         image_digest: What a pull of the image's tag gets now.
     """
 
@@ -120,25 +105,14 @@ class KubernetesApi:
             *("jobset.x-k8s.io", "trainer.kubeflow.org", "argoproj.io"),
             *("policy", "storage.k8s.io", "apps"),
         }
-        self.other_versions: dict[str, str] = {}
-        self.unknown_fields: set[str] = set()
-        self.trained_again: list[str] = []
         self.namespaces = {NAMESPACE, "default"}
-        self.max_pods: int | None = None
-        self.is_deletion_held = False
-        self.cut_off: set[str] = set()
-        self._restarting: dict[str, int] = {}
         self.holds: set[str] = set()
-        self.silent: set[str] = set()
         self.image_digest = "sha256:" + "a" * 64
         self.faults: list[Fault] = []
-        self.reviews_work = True
         self.changed = threading.Condition(threading.RLock())
         self.let_go = threading.Event()
         self._objects: dict[tuple[str, str], Object] = {}
-        self._history: list[tuple[int, str, str, Object]] = []
         self.version = 100
-        self._oldest = 0
         self._logs: dict[str, PodLogFile] = {}
         self._streams: set[Stream] = set()
         self._second = datetime(2026, 11, 20, 9, 0, tzinfo=UTC)
@@ -177,15 +151,8 @@ class KubernetesApi:
                 name, count = job["name"], job["template"]["spec"]["completions"]
                 there = [self._objects["pods", pod] for pod in self.pods(run, name)]
                 indexes = {int(pod["metadata"]["labels"][_INDEX]) for pod in there}
-                for index in sorted({*range(count)} - indexes):
-                    num_pods, most = len(self.names("pods")), self.max_pods
-                    if most is not None and num_pods >= most:
-                        used = f"requested: pods=1, used: pods={num_pods}, limited: pods={most}"
-                        words = f'pods "{run}-{name}-0-0-x" is forbidden: exceeded quota: pods, '
-                        words = f"Error creating: {words}{used}"
-                        self.tell("Job", f"{run}-{name}-0", "FailedCreate", words)
-                        break
-                    made.append(self.make_pod(run, name, index, attempt=attempt))
+                missing = sorted({*range(count)} - indexes)
+                made += [self.make_pod(run, name, index, attempt=attempt) for index in missing]
             return made
 
     def job_template(self, run: str, job: str) -> Object:
@@ -231,11 +198,9 @@ class KubernetesApi:
     def start_pod(self, name: str, *, node: str = "node-1") -> None:
         with self._changing("pods", name) as pod:
             container = self._container(pod)
-            before = container.get("restartCount", 0)
             pod["spec"]["nodeName"] = node
             container["imageID"] = f"registry.example/mnist@{self.image_digest}"
             container["state"] = {"running": {"startedAt": self._now()}}
-            container["restartCount"] = before + 1 if "lastState" in container else before
             conditions = [{"type": "PodScheduled", "status": "True"}]
             pod["status"].update(phase="Running", conditions=conditions)
 
@@ -262,15 +227,6 @@ class KubernetesApi:
             container["state"] = {"terminated": ended}
             pod["status"]["phase"] = "Failed" if code else "Succeeded"
             self._logs[name].is_closed = True
-
-    def restart_container(self, name: str, code: int) -> None:
-        with self._changing("pods", name) as pod:
-            ended = {"exitCode": code, "reason": "Error", "finishedAt": self._now()}
-            waiting = {"waiting": {"reason": "CrashLoopBackOff"}}
-            self._container(pod).update(state=waiting, lastState={"terminated": ended})
-            log = self._logs[name]
-            log.previous, log.lines, log.breaks = log.lines, [], []
-        self.start_pod(name)
 
     def evict_pod(self, name, *, message="The node was low on resource: memory.", is_replaced=True):
         """Takes it away, puts another one in its place, and returns the name of that one."""
@@ -303,93 +259,6 @@ class KubernetesApi:
         with self.changed:
             self.evict_pod(name, message="node drained", is_replaced=False)
             self._judge(name, is_disrupted=True)
-
-    def hold_pod(self, name: str, *gates: str) -> None:
-        with self._changing("pods", name) as pod:
-            pod["spec"]["schedulingGates"] = [{"name": gate} for gate in gates]
-            words = "Scheduling is blocked due to non-empty scheduling gates"
-            gated = _condition("PodScheduled", "SchedulingGated", words, status="False")
-            pod["status"]["conditions"] = [gated]
-
-    def prepare_pod(self, name: str, *, node: str = "node-1") -> None:
-        """Gives a pod its node, whose kubelet begins with images and volumes."""
-        with self._changing("pods", name) as pod:
-            pod["spec"]["nodeName"] = node
-            pod["status"]["conditions"] = [{"type": "PodScheduled", "status": "True"}]
-            waiting = {"reason": "ContainerCreating", "message": ""}
-            self._container(pod)["state"] = {"waiting": waiting}
-
-    def cut_off_node(self, name, *, overdue_seconds=0.0, grace_seconds=GRACE_SECONDS) -> str:
-        """Cuts the pod's node off: the pod is marked, and stays until `free_pod`.
-
-        Its log breaks off, and its container is `running` for ever, as its kubelet said last. The
-        job controller (syncJob's `onlyReplaceFailedPods`, and the default of podReplacementPolicy,
-        in the API's defaults) puts no other one in its place with a podFailurePolicy, or where a
-        deleted pod is one failure too many, which the Job tells only once all its pods have ended.
-        """
-        with self.changed:
-            pod = self._objects["pods", name]
-            message = "Taint manager: deleting due to NoExecute taint"
-            self.cut_off.add(name)
-            pod["metadata"]["deletionTimestamp"] = self._now(-overdue_seconds)
-            pod["metadata"]["deletionGracePeriodSeconds"] = grace_seconds
-            pod["status"]["conditions"] = [
-                {"type": "Ready", "status": "False"},
-                _condition("DisruptionTarget", "DeletionByTaintManager", message),
-            ]
-            self._logs[name].is_closed = True
-            self._changed("pods", name)
-            labels = pod["metadata"]["labels"]
-            run, job = labels[_JOBSET], labels[_REPLICATED]
-            spec = self._job(run, job)["template"]["spec"]
-            default = "Failed" if "podFailurePolicy" in spec else "TerminatingOrFailed"
-            policy = spec.get("podReplacementPolicy", default)
-            if policy == "Failed" or not spec["backoffLimit"]:
-                return ""
-            return self.make_pod(run, job, int(labels[_INDEX]))
-
-    def free_pod(self, name: str) -> None:
-        """Removes a pod of a node that was cut off, as its taint or a deletion by force does."""
-        with self.changed:
-            self.cut_off.remove(name)
-            run = self._objects["pods", name]["metadata"]["labels"][_JOBSET]
-            self._drop("pods", name)
-            if run in self._restarting and not self._is_blocked(run):
-                self.run_pods(run, attempt=self._restarting.pop(run))
-            for key, item in list(self._objects.items()):
-                if _FOREGROUND in item["metadata"].get("finalizers", []):
-                    self._drop_unless_held(*key)
-
-    def may_evict(self, name: str) -> bool:
-        """Returns whether the eviction API lets a drain take the pod: disruption budgets decide.
-
-        As pkg/registry/core/pod/storage/eviction.go has it: a pod that has ended may always go,
-        and one with two budgets is refused with 500, on which kubectl drain gives up.
-        """
-        with self.changed:
-            pod = self._objects["pods", name]
-            if pod["status"]["phase"] in ("Succeeded", "Failed"):
-                return True
-            found = [
-                budget
-                for (plural, _), budget in self._objects.items()
-                if plural == "poddisruptionbudgets"
-                if _has_labels(pod, budget["spec"]["selector"]["matchLabels"])
-            ]
-            if len(found) > 1:
-                words = "This pod has more than one PodDisruptionBudget, which the eviction "
-                raise Refusal(500, "InternalError", f"{words}subresource does not support.")
-            for budget in found:
-                selector = budget["spec"]["selector"]["matchLabels"]
-                healthy = sum(
-                    _has_labels(other, selector) and other["status"]["phase"] == "Running"
-                    for (kind, _), other in self._objects.items()
-                    if kind == "pods"
-                )
-                # Of pods whose controller has no scale, as a Job, only minAvailable is known.
-                if healthy <= budget["spec"].get("minAvailable", healthy):
-                    return False
-            return True
 
     def _judge(self, name: str, *, is_disrupted: bool, code: int = 1) -> None:
         """Treats a job one of whose pods has failed as its own policy says."""
@@ -431,18 +300,11 @@ class KubernetesApi:
             self.end_job(run, "Failed", reason=by, message=f"{words} {first}")
         else:
             restarts = status.get("restarts", 0) + 1
-            for other in [pod for pod in self._pods_of(run) if pod not in self.cut_off]:
+            for other in self._pods_of(run):
                 self._drop("pods", other)
             counts = {"restarts": restarts, "restartsCountTowardsMax": counted + is_counted}
             self.set_status("jobsets", run, **counts)
-            if policy.get("restartStrategy") == "BlockingRecreate" and self._is_blocked(run):
-                # Nothing is made until the last pod of the earlier attempt is gone.
-                self._restarting[run] = restarts
-            else:
-                self.run_pods(run, attempt=restarts)
-
-    def _is_blocked(self, run: str) -> bool:
-        return any(pod.startswith(f"{run}-") for pod in self.cut_off)
+            self.run_pods(run, attempt=restarts)
 
     def pass_deadline(self, run: str) -> None:
         """Lets the job's deadline be over: that of a JobSet's jobs, or a TrainJob's."""
@@ -485,7 +347,6 @@ class KubernetesApi:
                 if "Complete" in held or held.get("Failed", {}).get("reason") == "DeadlineExceeded":
                     continue
                 if held:
-                    self.trained_again.append(name)
                     self.set_status(plural, name, conditions=[])
                 self._put_jobset_of(name)
                 continue
@@ -533,10 +394,6 @@ class KubernetesApi:
             "POD_NAMESPACE": NAMESPACE,
             **({"POD_RUN_ID": run_id} if run_id else {}),
         }
-
-    def terminate_workflow(self, name: str = "mnist-w1") -> None:
-        """Acts as Terminate does: Kubeflow patches the deadline, Argo signals the pods."""
-        self.change("workflows", name, {"spec": {"activeDeadlineSeconds": 0}})
 
     def take_node(self, name: str, process: "subprocess.Popen[bytes]", *, seconds: float) -> int:
         """Takes a pod's node as clouds take spot nodes, by no budget: SIGTERM, then deletion."""
@@ -603,14 +460,6 @@ class KubernetesApi:
         with self.changed:
             self._drop(plural, name)
 
-    def finish_deletions(self) -> None:
-        with self.changed:
-            self.is_deletion_held = False
-            for plural, name in list(self._objects):
-                found = self._objects.get((plural, name))
-                if found and "deletionTimestamp" in found["metadata"]:
-                    self._drop(plural, name)
-
     def put(self, plural: str, document: Mapping[str, Any]) -> None:
         with self.changed:
             self._put(plural, copy.deepcopy(dict(document)))
@@ -622,48 +471,26 @@ class KubernetesApi:
 
     # --- troubles
 
-    def drop_streams(self, how: str = "cut") -> int:
-        """Ends each watch and log that is read: "cut", or "end" in good order; returns how many."""
+    def drop_streams(self) -> int:
+        """Cuts each log that is read; returns how many."""
         with self.changed:
             found = list(self._streams)
             for stream in found:
-                stream.how = how
-                if how == "cut":
-                    stream.cut()
+                stream.how = "cut"
+                stream.cut()
             self.changed.notify_all()
         return len(found)
-
-    def forget_history(self) -> None:
-        with self.changed:
-            self.version += 1
-            self._oldest = self.version
-
-    def break_log(self, name: str, *, after: int, how: str) -> None:
-        """Ends the next reading of a log after so many lines: "cut", or "end" in good order."""
-        with self.changed:
-            self._logs[name].breaks.append((after, how))
-
-    def delete_log(self, name: str) -> None:
-        """Lets the pod's node delete its container, as a kubelet does that runs out of disk.
-
-        The kubelet then answers 200, with its error in place of the log (`getContainerLogs` in
-        pkg/kubelet/server/server.go begins to answer before it looks).
-        """
-        self._logs[name].is_deleted = True
 
     # --- what the server does
 
     def answer(self, method: str, path: str, query: dict[str, str], body: Object | None) -> Object:
-        if path == "/version" or (path.count("/") < 4 and path.startswith("/apis/")):
-            return self._discovered(path)
+        bare = path.rstrip("/")
+        if bare == "/version" or (bare.count("/") < 4 and bare.startswith("/apis/")):
+            return self._discovered(bare)
         place = self.place(method, path)
         verbs = {"GET": "get" if place.name else "list", "POST": "create"}
         verb = verbs.get(method, method.lower())
-        if place.plural == "selfsubjectaccessreviews":
-            return self._review(body or {})
         self.check(verb, place)
-        if place.plural in self.silent:
-            self.let_go.wait(HOLD_SECONDS)
         with self.changed:
             fault = self._fault(method, place.plural)
             if fault and not fault.is_answer_lost:
@@ -685,8 +512,6 @@ class KubernetesApi:
         _, _, group, *rest = path.split("/")
         known = {place: kind for place, kind in _KINDS.items() if place[0].startswith(f"{group}/")}
         versions = {version.rpartition("/")[2] for version, _ in known}
-        if group in self.other_versions:
-            versions, known = {self.other_versions[group]}, {}
         if group not in self.installed or (rest and rest[0] not in versions):
             raise Refusal(404, "NotFound", "404 page not found")
         if rest:
@@ -701,8 +526,6 @@ class KubernetesApi:
             raise Refusal(404, "NotFound", "404 page not found")
         group, plural = found.group("group") or "", found.group("plural")
         version = found.group("core") or f"{group}/{found.group('version')}"
-        if group.endswith("k8s.io") and group == "authorization.k8s.io":
-            return Place("", plural, "", "", version)
         if (version, plural) not in _KINDS or (group and group not in self.installed):
             raise Refusal(404, "NotFound", "404 page not found")
         namespace = found.group("namespace") or ""
@@ -725,17 +548,6 @@ class KubernetesApi:
             for rule in self.role
         )
         return has_right and (verb, resource) not in self.denied
-
-    def watched(self, place, query, since):
-        """Returns what happened after version `since`; 410 if that is too old to tell."""
-        with self.changed:
-            if since < self._oldest:
-                raise Refusal(410, "Expired", f"too old resource version: {since}")
-            return [
-                (kind, found)
-                for version, plural, kind, found in self._history
-                if version > since and plural == place.plural and _is_selected(found, query)
-            ]
 
     def log_of(self, name: str) -> PodLogFile:
         with self.changed:
@@ -783,11 +595,8 @@ class KubernetesApi:
             for (plural, _), item in sorted(self._objects.items())
             if plural == place.plural and _is_selected(item, query)
         ]
-        begin, limit = int(query.get("continue") or 0), int(query.get("limit") or 500)
         described = {"resourceVersion": str(self.version)}
-        if len(found) > begin + limit:
-            described["continue"] = str(begin + limit)
-        return {"kind": "List", "metadata": described, "items": found[begin : begin + limit]}
+        return {"kind": "List", "metadata": described, "items": found}
 
     def _create(self, place: "Place", body: Object, query: dict[str, str]) -> Object:
         if place.namespace not in self.namespaces:
@@ -828,7 +637,6 @@ class KubernetesApi:
     def _prune(self, body: Object, *, is_strict: bool) -> None:
         """Drops fields that the CRD does not have, without a word unless the caller is strict."""
         unknown = [path for path in unknown_fields(body) if not path.startswith("metadata.")]
-        unknown += [path for path in sorted(self.unknown_fields) if _at(body, path) is not None]
         if unknown and is_strict:
             named = ", ".join(f'unknown field "{path}"' for path in unknown)
             kind, version = body["kind"], body["apiVersion"].rpartition("/")[2]
@@ -861,8 +669,6 @@ class KubernetesApi:
             raise Refusal(409, "Conflict", "the UID in the precondition does not match")
         if options.get("propagationPolicy") == "Foreground":
             self._delete_foreground(place.plural, place.name)
-            if self.is_deletion_held:
-                return copy.deepcopy(found)
         else:
             self._drop(place.plural, place.name)
         return {"kind": "Status", "status": "Success"}
@@ -875,26 +681,14 @@ class KubernetesApi:
             found["metadata"]["finalizers"] = [_FOREGROUND]
             self._changed(plural, name)
         self._collect()
-        self._drop_unless_held(plural, name)
-
-    def _drop_unless_held(self, plural: str, name: str) -> None:
-        """Drops what is marked, unless deletions are held, or a pod that it owns cannot end."""
-        owner = self._objects.get((plural, name))
-        if owner is None or self.is_deletion_held or (plural == "pods" and name in self.cut_off):
-            return
-        pods = [self._objects["pods", pod] for pod in self.cut_off]
-        owned = [uid["uid"] for pod in pods for uid in pod["metadata"].get("ownerReferences", [])]
-        if owner["metadata"]["uid"] not in owned:
+        if (plural, name) in self._objects:
             self._drop(plural, name)
 
     def _drop(self, plural: str, name: str) -> None:
-        found = self._objects.pop((plural, name))
+        self._objects.pop((plural, name))
         if plural == "pods":
             self._logs[name].is_closed = True
         self.version += 1
-        gone = copy.deepcopy(found)
-        gone["metadata"]["resourceVersion"] = str(self.version)
-        self._history.append((self.version, plural, "DELETED", gone))
         self.changed.notify_all()
         self._collect()
         if plural == "jobsets":
@@ -927,13 +721,12 @@ class KubernetesApi:
         described.setdefault("uid", str(uuid.uuid4()))
         described.setdefault("creationTimestamp", self._now())
         self._objects[plural, described["name"]] = document
-        self._changed(plural, described["name"], "ADDED")
+        self._changed(plural, described["name"])
 
-    def _changed(self, plural: str, name: str, kind: str = "MODIFIED") -> None:
+    def _changed(self, plural: str, name: str) -> None:
         self.version += 1
         found = self._objects[plural, name]
         found["metadata"]["resourceVersion"] = str(self.version)
-        self._history.append((self.version, plural, kind, copy.deepcopy(found)))
         self.changed.notify_all()
         if plural in ("jobsets", "trainjobs"):
             self._run_trainer()
@@ -955,27 +748,12 @@ class KubernetesApi:
         name = pod["spec"]["containers"][0]["name"]
         return pod["status"].setdefault("containerStatuses", [{"name": name}])[0]
 
-    def _review(self, body: Object) -> Object:
-        if not self.reviews_work:
-            raise Refusal(403, "Forbidden", "no reviews here")
-        asked = body["spec"]["resourceAttributes"]
-        part = asked.get("subresource")
-        resource = f"{asked['resource']}/{part}" if part else asked["resource"]
-        allowed = self._is_allowed(asked["verb"], asked.get("group", ""), resource)
-        return {**body, "status": {"allowed": allowed}}
-
     def _fault(self, method: str, plural: str) -> Fault | None:
         for fault in self.faults:
             if (fault.method, fault.plural) == (method, plural) and fault.times:
                 fault.times -= 1
                 return fault
         return None
-
-    def take_fault(self, method: str, plural: str) -> None:
-        with self.changed:
-            fault = self._fault(method, plural)
-        if fault:
-            raise Refusal(fault.code, fault.reason, fault.message)
 
     def _now(self, seconds_later: float = 0.0) -> str:
         later = datetime.now(UTC) + timedelta(seconds=seconds_later)
@@ -1030,10 +808,11 @@ class Stream:
 
 
 def _is_selected(item: Object, query: Mapping[str, str]) -> bool:
-    name = query.get("fieldSelector", "").removeprefix("metadata.name=")
     selectors = filter(None, query.get("labelSelector", "").split(","))
     wanted = dict(selector.split("=", 1) for selector in selectors)
-    return name in ("", item["metadata"]["name"]) and _has_labels(item, wanted)
+    fields = filter(None, query.get("fieldSelector", "").split(","))
+    chosen = dict(selector.split("=", 1) for selector in fields)
+    return _has_labels(item, wanted) and all(_at(item, path) == chosen[path] for path in chosen)
 
 
 def _object(version: str, kind: str, name: str, **metadata: Any) -> Object:
@@ -1087,9 +866,7 @@ def _handler(api: KubernetesApi) -> type[Handler]:
                 kind, _, token = self.headers.get("Authorization", "").partition(" ")
                 if (kind.lower(), token) != ("bearer", TOKEN):
                     raise Refusal(401, "Unauthorized", "Unauthorized")
-                if query.get("watch") == "true":
-                    self.watch(split.path, query)
-                elif split.path.endswith("/log"):
+                if split.path.endswith("/log"):
                     self.log(split.path, query)
                 else:
                     code = 201 if method == "POST" else 200
@@ -1108,64 +885,24 @@ def _handler(api: KubernetesApi) -> type[Handler]:
         do_PATCH = functools.partialmethod(serve, "PATCH")
         do_DELETE = functools.partialmethod(serve, "DELETE")
 
-        def watch(self, path: str, query: dict[str, str]) -> None:
-            place = api.place("GET", path)
-            # Known before the caller's rights are: one that is asked for while rights are taken
-            # away and streams broken off must not be left.
-            with api.streaming(Stream(self)) as stream:
-                api.check("watch", place)
-                api.take_fault("WATCH", place.plural)
-                stream.begin()
-                version = int(query["resourceVersion"])
-                deadline = time.monotonic() + float(query["timeoutSeconds"])
-                while not stream.is_over and time.monotonic() < deadline:
-                    seen = api.version
-                    try:
-                        happened = api.watched(place, query, version)
-                    except Refusal as refusal:
-                        stream.write(json.dumps({"type": "ERROR", "object": refusal.status}) + "\n")
-                        return
-                    for kind, item in happened:
-                        stream.write(json.dumps({"type": kind, "object": item}) + "\n")
-                        version = int(item["metadata"]["resourceVersion"])
-                    with api.changed:
-                        if not stream.how and api.version == seen:
-                            api.changed.wait(0.1)
-
         def log(self, path: str, query: dict[str, str]) -> None:
             place = api.place("GET", path)
-            is_previous = query.get("previous") == "true"
-            since = query.get("sinceTime", "")
-            sent = position = 0
+            position = 0
             with api.streaming(Stream(self)) as stream:
                 api.check("get", place)
                 log = api.log_of(place.name)
                 with api.changed:
-                    breaks = log.breaks and not is_previous
-                    limit, how = log.breaks.pop(0) if breaks else (10**9, "")
-                    lines = log.previous if is_previous else log.lines
+                    lines = log.lines
                 stream.begin()
-                if log.is_deleted:
-                    stream.write("unable to retrieve container logs for containerd://5f1c")
-                    return
                 while True:
                     with api.changed:
-                        is_last = log.is_closed or query.get("follow") != "true"
+                        is_last = log.is_closed or query.get("follow", "").lower() != "true"
                         # A restarted container has a new log.
                         is_last = is_last or log.lines is not lines
                         new = lines[position:]
                         position += len(new)
                     for stamp, text in new:
-                        if stamp[: len(since) - 1] < since[:-1]:
-                            continue
-                        if sent >= limit:
-                            # In the midst of a line.
-                            stream.write(f"{stamp} {text}"[:40])
-                            if how == "cut":
-                                stream.cut()
-                            return
                         stream.write(f"{stamp} {text}\n")
-                        sent += 1
                     if stream.is_over or is_last:
                         return
                     with api.changed:

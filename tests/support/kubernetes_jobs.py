@@ -37,9 +37,7 @@ WORKLOAD: Mapping[str, Json] = {
 EVERYTHING: Mapping[str, Json] = yaml.safe_load("""
 namespace: team-a
 output: pvc://outputs/runs
-zone: require
 shm: 8Gi
-scratch: 100Gi
 max_restarts: 2
 max_run_seconds: 86400
 jobset:

@@ -2,7 +2,7 @@
 
 A server prunes unknown fields without a word, so that a misspelt one is only missed when the job
 runs. The schemas are those of JobSet and Kubeflow Trainer, without their descriptions; see NOTICE.
-What a server accepts and cannot run is checked by `stoker.platforms.kubernetes.jobset`.
+What a server accepts and cannot run is not refused here.
 """
 
 import gzip
@@ -15,18 +15,15 @@ from typing import Any
 
 from jsonschema import Draft4Validator, FormatChecker, ValidationError, validators
 
-from stoker.platforms.kubernetes.api import name_of, number, text
-from stoker.platforms.kubernetes.jobset import (
-    ANCESTOR_LABEL,
-    ReplicatedJob,
-    jobset_of,
-    problems_of,
-    replicated_jobs,
+from support.documents import (
+    Document,
+    amount,
+    mapping,
+    mappings,
+    name_of,
+    text,
+    texts,
 )
-from stoker.platforms.kubernetes.layout import is_dns_label
-from stoker.records import Json
-from stoker.records.base import Document, mapping, mappings, texts
-from stoker.records.platforms import amount
 
 CRDS = Path(__file__).parents[1] / "data" / "crds"
 
@@ -47,20 +44,13 @@ _METADATA = {
         "annotations": _TEXTS,
     },
 }
-# Kubernetes' own rules for values of labels, keys, names and variables.
+# Kubernetes' own rules for values of labels and names.
 _LABEL_VALUE = re.compile(r"^([A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)?$")
-_QUALIFIED = re.compile(r"^[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?$")
-_SUBDOMAIN = re.compile(r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*$")
-_VARIABLE = re.compile(r"^[A-Za-z_.-][A-Za-z0-9_.-]*$")
-_WHOLE = re.compile(r"^[0-9]+$")
-# Resources that may be asked for in parts; all others come whole, and are not overcommitted.
-_DIVISIBLE = ("cpu", "memory", "ephemeral-storage")
-_MAX_ANNOTATIONS = 256 << 10
-# What the API server takes of a ConfigMap or Secret.
-_MAX_BYTES = 1 << 20
+_OBJECT_NAME = re.compile(r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$")
+_KINDS = ("JobSet", "TrainJob", "TrainingRuntime")
 
 
-def schema_problems(document: Mapping[str, Json]) -> Iterator[str]:
+def schema_problems(document: Document) -> Iterator[str]:
     """Yields what is wrong with an object by its schema, one `path: what` each."""
     key = (str(document.get("apiVersion")), str(document.get("kind")))
     validator = _validator(_FILES[key], version=key[0].partition("/")[2])
@@ -73,7 +63,7 @@ def schema_problems(document: Mapping[str, Json]) -> Iterator[str]:
             yield f"{path or 'the object'}: {error.message[:200]}"
 
 
-def unknown_fields(document: Mapping[str, Json]) -> list[str]:
+def unknown_fields(document: Document) -> list[str]:
     if (str(document.get("apiVersion")), str(document.get("kind"))) not in _FILES:
         return []
     found = (problem.partition(": no such field") for problem in schema_problems(document))
@@ -161,247 +151,63 @@ def security_problems(pods: Document) -> Iterator[str]:
                 yield f"{path}: must not use a port of the node"
 
 
-_CHECKED_BY_SCHEMA = ("JobSet", "TrainJob", "TrainingRuntime")
-_MAX_PODS = 2**31 - 1
-_DNS_LABEL = re.compile(r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")
-_RULE_NAME = re.compile(r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$")
-_REASONS = (
-    "BackoffLimitExceeded",
-    "DeadlineExceeded",
-    "FailedIndexes",
-    "MaxFailedIndexesExceeded",
-    "PodFailurePolicy",
-)
-# Features that a JobSet controller has switched off unless it is told otherwise.
-_ALPHA_ACTIONS = ("RestartJob", "RestartJobAndIgnoreMaxRestarts")
-_ALPHA_RESTARTS = ("InPlaceRestart",)
-_RESERVED_CONTAINERS = ("node", "dataset-initializer", "model-initializer")
-_ANCESTORS = {"trainer": "node", "dataset-initializer": "dataset-initializer"}
-_MANAGER = re.compile(r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?/[A-Za-z0-9/_.%:~-]+$")
-
-
 def rule_problems(document: Document, *, among: Sequence[Document] = ()) -> Iterator[str]:
     """Yields what is wrong with one of the objects `among`: by its schema, or else by rules."""
-    kind = str(document.get("kind"))
-    if kind in _CHECKED_BY_SCHEMA:
+    if document.get("kind") in _KINDS:
         wrong = list(schema_problems(document))
         if wrong:
             yield from wrong
             return
-    for rule in (_policy_problems, _order_problems, _network_problems):
-        yield from rule(document)
-    for job in replicated_jobs(document):
-        yield from _job_problems(job)
-    if kind == "TrainingRuntime":
-        yield from _runtime_problems(document)
-    if kind == "TrainJob":
-        yield from _train_job_problems(document, among)
-    yield from _server_problems(document)
-    yield from problems_of(document, among=among)
+    if not _OBJECT_NAME.match(name_of(document)):
+        yield f"metadata.name: {name_of(document)} is not a name for an object"
+    spec = mapping(document, "spec")
+    if document.get("kind") == "TrainJob":
+        named = text(spec, "runtimeRef", "name")
+        if among and named not in [name_of(each) for each in among]:
+            yield f"spec.runtimeRef: there is no runtime {named}"
+    if document.get("kind") == "TrainingRuntime":
+        spec = mapping(spec, "template", "spec")
+    jobs = mappings(spec, "replicatedJobs")
+    names = [text(job, "name") for job in jobs]
+    for part in (mapping(spec, "successPolicy"), *mappings(spec, "failurePolicy", "rules")):
+        for target in texts(part, "targetReplicatedJobs"):
+            if target not in names:
+                yield f"there is no replicated job {target}"
+    for job in jobs:
+        yield from (f"{job['name']}: {found}" for found in _job_problems(job))
 
 
-def _policy_problems(document: Document) -> Iterator[str]:
-    path, spec = jobset_of(document)
-    jobs = [job.name for job in replicated_jobs(document)]
-    for target in texts(mapping(spec, "successPolicy"), "targetReplicatedJobs"):
-        if target not in jobs:
-            yield f"{path}.successPolicy: there is no replicated job {target}"
-    policy = mapping(spec, "failurePolicy")
-    if text(policy, "restartStrategy") in _ALPHA_RESTARTS:
-        yield f"{path}.failurePolicy: {policy['restartStrategy']} is an alpha feature"
-    names: list[str] = []
-    for index, rule in enumerate(mappings(policy, "rules")):
-        where = f"{path}.failurePolicy.rules[{index}]"
-        rule_name = text(rule, "name")
-        if len(rule_name) > 128 or not _RULE_NAME.match(rule_name):
-            yield f"{where}: {rule_name!r} is not a name for a rule"
-        if rule_name in names:
-            yield f"{where}: two rules are called {rule_name}"
-        names.append(rule_name)
-        if text(rule, "action") in _ALPHA_ACTIONS:
-            yield f"{where}: {rule['action']} is an alpha feature, off by default"
-        for reason in texts(rule, "onJobFailureReasons"):
-            if reason not in _REASONS:
-                yield f"{where}: no job fails for the reason {reason}"
-        for target in texts(rule, "targetReplicatedJobs"):
-            if target not in jobs:
-                yield f"{where}: there is no replicated job {target}"
-
-
-def _order_problems(document: Document) -> Iterator[str]:
-    path, spec = jobset_of(document)
-    in_order = text(mapping(spec, "startupPolicy"), "startupPolicyOrder") == "InOrder"
-    before: list[str] = []
-    for job in replicated_jobs(document):
-        for dependency in mappings(job.document, "dependsOn"):
-            if not before:
-                yield f"{job.path}.dependsOn: the first replicated job depends on none"
-            elif text(dependency, "name") not in before:
-                yield f"{job.path}.dependsOn: {dependency.get('name')} does not come before it"
-            if in_order:
-                yield f"{path}.startupPolicy: InOrder and dependsOn exclude each other"
-        before.append(job.name)
-
-
-def _network_problems(document: Document) -> Iterator[str]:
-    path, spec = jobset_of(document)
-    subdomain = text(mapping(spec, "network"), "subdomain")
-    if subdomain and not is_dns_label(subdomain):
-        yield f"{path}.network.subdomain: {subdomain} is not a name for a service"
-
-
-def _job_problems(job: ReplicatedJob) -> Iterator[str]:
-    path = f"{job.path}.template.spec"
-    if number(job.document, "replicas", 1) * number(job.spec, "parallelism", 1) > _MAX_PODS:
-        yield f"{job.path}: has too many pods"
-    restart = text(job.pods, "restartPolicy")
+def _job_problems(job: Document) -> Iterator[str]:
+    spec = mapping(job, "template", "spec")
+    pods = mapping(spec, "template", "spec")
+    restart = text(pods, "restartPolicy")
     if restart not in ("Never", "OnFailure"):
-        yield f"{path}.template.spec.restartPolicy: a job's pods restart Never or OnFailure"
-    if "podFailurePolicy" in job.spec and restart != "Never":
-        yield f"{path}.podFailurePolicy: needs the restart policy Never"
+        yield "restartPolicy: a job's pods restart Never or OnFailure"
+    if "podFailurePolicy" in spec and restart != "Never":
+        yield "podFailurePolicy: needs the restart policy Never"
     # validateJobSpec of Kubernetes' pkg/apis/batch/validation.
-    allowed = ("Failed",) if "podFailurePolicy" in job.spec else ("Failed", "TerminatingOrFailed")
-    if job.spec.get("podReplacementPolicy", "Failed") not in allowed:
-        yield f"{path}.podReplacementPolicy: must be {' or '.join(allowed)}"
-    for key in ("backoffLimit", "activeDeadlineSeconds", "parallelism", "completions"):
-        if number(job.spec, key, 1) < 0:
-            yield f"{path}.{key}: is negative"
-    volumes = [text(volume, "name") for volume in mappings(job.pods, "volumes")]
-    for name in volumes:
-        if not _DNS_LABEL.match(name):
-            yield f"{path}.template.spec.volumes: {name!r} is not a volume name"
-    for container in mappings(job.pods, "containers"):
-        if not _DNS_LABEL.match(text(container, "name")):
-            yield f"{path}: {container.get('name')!r} is not a container name"
-        for mount in mappings(container, "volumeMounts"):
+    allowed = ("Failed",) if "podFailurePolicy" in spec else ("Failed", "TerminatingOrFailed")
+    if spec.get("podReplacementPolicy", "Failed") not in allowed:
+        yield f"podReplacementPolicy: must be {' or '.join(allowed)}"
+    for key, value in mapping(spec, "template", "metadata", "labels").items():
+        if not _LABEL_VALUE.match(str(value)):
+            yield f"labels: {key}: {value!r} is not a label value"
+    volumes = [text(volume, "name") for volume in mappings(pods, "volumes")]
+    yield from _repeated(volumes, "volumes")
+    for container in mappings(pods, "containers"):
+        yield from _repeated([text(each, "name") for each in mappings(container, "env")], "env")
+        mounts = mappings(container, "volumeMounts")
+        yield from _repeated([text(mount, "mountPath") for mount in mounts], "volumeMounts")
+        for mount in mounts:
             if text(mount, "name") not in volumes:
-                yield f"{path}: there is no volume {mount.get('name')}"
+                yield f"there is no volume {mount.get('name')}"
         requests = mapping(container, "resources", "requests")
         for name, limit in mapping(container, "resources", "limits").items():
             if name in requests and amount(str(requests[name])) > amount(str(limit)):
-                yield f"{path}: the limit of {name} is below what is asked for"
-    yield from (f"{path}.template.spec.{problem}" for problem in security_problems(job.pods))
+                yield f"the limit of {name} is below what is asked for"
+    yield from security_problems(pods)
 
 
-def _runtime_problems(document: Document) -> Iterator[str]:
-    policies = set(mapping(document, "spec", "mlPolicy")) - {"numNodes"}
-    if len(policies) > 1:
-        yield f"spec.mlPolicy: has {len(policies)} policies, and can have one"
-    for job in replicated_jobs(document):
-        needed = _ANCESTORS.get(text(job.labels, ANCESTOR_LABEL))
-        if needed is None:
-            continue
-        if number(job.document, "replicas", 1) != 1:
-            yield f"{job.path}.replicas: is always 1"
-        if needed not in [text(c, "name") for c in mappings(job.pods, "containers")]:
-            yield f"{job.path}: has no container {needed}"
-
-
-def _train_job_problems(document: Document, among: Sequence[Document]) -> Iterator[str]:
-    spec = mapping(document, "spec")
-    reference = text(mapping(spec, "runtimeRef"), "name")
-    runtimes = [d for d in among if d.get("kind") == "TrainingRuntime" and name_of(d) == reference]
-    jobs = {job.name: job for runtime in runtimes[:1] for job in replicated_jobs(runtime)}
-    for index, patch in enumerate(mappings(spec, "runtimePatches")):
-        path = f"spec.runtimePatches[{index}]"
-        if not _MANAGER.match(text(patch, "manager")):
-            yield f"{path}.manager: is no domain with a path"
-        template = mapping(patch, "trainingRuntimeSpec", "template", "spec")
-        for patched in mappings(template, "replicatedJobs"):
-            yield from _patch_problems(patched, jobs, path)
-
-
-def _patch_problems(patched: Document, jobs: dict[str, ReplicatedJob], path: str) -> Iterator[str]:
-    target = jobs.get(text(patched, "name"))
-    if jobs and target is None:
-        yield f"{path}: the runtime has no replicated job {patched.get('name')}"
-    known = [text(c, "name") for c in mappings(target.pods, "containers")] if target else []
-    pods = mapping(patched, "template", "spec", "template", "spec")
-    for container in mappings(pods, "containers"):
-        name = text(container, "name")
-        if target and name not in known:
-            yield f"{path}: the runtime's {target.name} has no container {name}"
-        if name in _RESERVED_CONTAINERS and container.get("env"):
-            yield f"{path}: variables of {name} are set by spec.trainer.env only"
-
-
-def _server_problems(document: Document) -> Iterator[str]:
-    yield from _metadata_problems(mapping(document, "metadata"), "metadata")
-    if document.get("kind") in ("ConfigMap", "Secret"):
-        size = sum(len(k) + len(str(v)) for k, v in mapping(document, "data").items())
-        if size > _MAX_BYTES:
-            yield f"data: {size} bytes are more than {_MAX_BYTES}"
-    for job in replicated_jobs(document):
-        pods = f"{job.path}.template.spec.template"
-        yield from _metadata_problems(mapping(job.template, "metadata"), f"{pods}.metadata")
-        yield from _pod_problems(job.pods, f"{pods}.spec")
-
-
-def _metadata_problems(metadata: Document, path: str) -> Iterator[str]:
-    if "name" in metadata and not _is_subdomain(text(metadata, "name")):
-        yield f"{path}.name: {metadata['name']} is not a name for an object"
-    for key, value in mapping(metadata, "labels").items():
-        yield from _key_problems(key, f"{path}.labels")
-        if not _LABEL_VALUE.match(str(value)):
-            yield f"{path}.labels: {value!r} is not a label value"
-    annotations = mapping(metadata, "annotations")
-    for key in annotations:
-        yield from _key_problems(key, f"{path}.annotations")
-    if sum(len(k) + len(str(v)) for k, v in annotations.items()) > _MAX_ANNOTATIONS:
-        yield f"{path}.annotations: they are too long"
-
-
-def _pod_problems(pods: Document, path: str) -> Iterator[str]:
-    yield from _repeated(pods, "volumes", "name", path)
-    for key, value in mapping(pods, "nodeSelector").items():
-        yield from _key_problems(key, f"{path}.nodeSelector")
-        if not _LABEL_VALUE.match(str(value)):
-            yield f"{path}.nodeSelector: {value!r} is not a label value"
-    for index, container in enumerate(mappings(pods, "containers")):
-        yield from _container_problems(container, f"{path}.containers[{index}]")
-
-
-def _container_problems(container: Document, path: str) -> Iterator[str]:
-    image = text(container, "image")
-    if not image or image != image.strip():
-        yield f"{path}.image: {image!r} is not an image"
-    for variable in mappings(container, "env"):
-        if not _VARIABLE.match(text(variable, "name")):
-            yield f"{path}.env: {variable.get('name')!r} is not a variable name"
-    yield from _repeated(container, "env", "name", path)
-    yield from _repeated(container, "volumeMounts", "mountPath", path)
-    for mount in mappings(container, "volumeMounts"):
-        for key in ("subPath", "subPathExpr"):
-            inner = text(mount, key)
-            if inner.startswith("/") or ".." in inner.split("/"):
-                yield f"{path}.volumeMounts: {inner} is not a folder inside a volume"
-    yield from _resource_problems(mapping(container, "resources"), f"{path}.resources")
-
-
-def _resource_problems(resources: Document, path: str) -> Iterator[str]:
-    requests, limits = mapping(resources, "requests"), mapping(resources, "limits")
-    for name in {**requests, **limits}:
-        yield from _key_problems(name, path)
-        if name in _DIVISIBLE or name.startswith("hugepages-"):
-            continue
-        if "/" not in name:
-            yield f"{path}: there is no resource {name}"
-        limit = limits.get(name)
-        if not _WHOLE.match(str(limit)) or requests.get(name, limit) != limit:
-            yield f"{path}: {name} needs a whole number, and its limit equals its request"
-
-
-def _key_problems(key: str, path: str) -> Iterator[str]:
-    prefix, slash, name = key.rpartition("/")
-    if not _QUALIFIED.match(name) or (slash and not _is_subdomain(prefix)):
-        yield f"{path}: {key!r} is not a key"
-
-
-def _is_subdomain(name: str) -> bool:
-    return len(name) <= 253 and bool(_SUBDOMAIN.match(name))
-
-
-def _repeated(document: Document, key: str, name: str, path: str) -> Iterator[str]:
-    names = [text(item, name) for item in mappings(document, key)]
+def _repeated(names: Sequence[str], key: str) -> Iterator[str]:
     for twice in sorted({one for one in names if names.count(one) > 1}):
-        yield f"{path}.{key}: {twice} occurs twice"
+        yield f"{key}: {twice} occurs twice"

@@ -2,13 +2,10 @@
 
 import hashlib
 import random
-from collections.abc import Iterator
 
 import numpy as np
 import torch
 import torch.utils.data as data
-
-from support.dropin_claims import AtOnce, Plain
 
 
 class Drawing(data.Dataset[torch.Tensor]):
@@ -32,38 +29,3 @@ def hashes(loader: data.DataLoader[torch.Tensor], epochs: int = 2) -> list[str]:
         for _ in range(epochs)
         for batch in loader
     ]
-
-
-class Counting:
-    """Yields ten numbers, and has a state: for a sampler, or an iterable dataset."""
-
-    def __init__(self) -> None:
-        self.at = 0
-
-    def __len__(self) -> int:
-        return 10
-
-    def __iter__(self) -> Iterator[int]:
-        while self.at < 10:
-            self.at += 1
-            yield self.at - 1
-        self.at = 0
-
-    def state_dict(self) -> dict[str, object]:
-        return {"at": self.at}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.at = state["at"]
-
-
-def drawn(kind: type[data.DataLoader[int]], options: dict[str, object]) -> list[list[int]]:
-    generator = torch.Generator().manual_seed(3)
-    loader = kind(Plain(), batch_sampler=AtOnce(generator), generator=generator, **options)
-    return [batch.tolist() for _ in range(3) for batch in loader]
-
-
-DRAWN: list[dict[str, object]] = [
-    {},
-    {"num_workers": 1},
-    {"num_workers": 1, "persistent_workers": True, "timeout": 60},
-]

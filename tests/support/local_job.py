@@ -1,10 +1,6 @@
-"""Runs scripts of tests on the local platform, and checks that nothing of a run is left.
-
-Its processes are forked of a Python that has torch, unless `is_cold`, or no script of them uses it.
-"""
+"""Runs scripts of tests on the local platform, and checks that nothing of a run is left."""
 
 import contextlib
-import json
 import os
 import re
 import signal
@@ -13,15 +9,12 @@ from pathlib import Path
 
 import psutil
 
-from stoker.catalog import load_catalog
-from stoker.environment import RunEnvironment
+from stoker.environment import RunSettings
 from stoker.platforms.base import JobEnd, JobSpec
 from stoker.platforms.local import LocalPlatform
-from stoker.records import FeedSettings, Job, StrategySettings, Training
-from stoker.records.training import training_record
-from stoker.train import facts_of
+from stoker.records import FeedSettings, Job, Training
+from stoker.run.train import record_of_job
 from support.builders import group
-from support.forked_tree import forking
 from support.processes import until
 
 # Short, so that a lost launcher is noticed soon: for runs in which one is lost.
@@ -49,17 +42,6 @@ def marked_processes(base_dir: Path) -> set[int]:
             if marker in b"\0" + Path(f"/proc/{pid}/environ").read_bytes() and is_running(pid):
                 found.add(pid)
     return found
-
-
-def has_fork_ahead(base_dir: Path) -> bool:
-    """Whether the data host there imported torch and forked a process for the next dataset."""
-    pids = marked_processes(base_dir)
-    parents = {}
-    for pid in pids:
-        with contextlib.suppress(psutil.Error):
-            parents[pid] = psutil.Process(pid).ppid()
-    # Of the agent's fork server, and of its template.
-    return any(parents.get(parents.get(parents[pid], 0), 0) in pids for pid in parents)
 
 
 def is_listening(port: int) -> bool:
@@ -129,7 +111,6 @@ class LocalJob:
         channels=None,
         strategy="auto",
         has_torch=True,
-        is_cold=False,
         **settings,
     ):
         self.tmp_path = tmp_path
@@ -148,19 +129,15 @@ class LocalJob:
             run_dir=tmp_path / "run",
             channels=channels or {},
             environment={"STOKER_TEST_DIR": str(tmp_path), **({} if has_torch else WITHOUT_TORCH)},
-            settings=RunEnvironment(
-                strategy=StrategySettings(name=strategy), **{"feed": PATIENT, **settings}
-            ),
+            settings=RunSettings(strategy=strategy, **{"feed": PATIENT, **settings}),
         )
         self.pids: set[int] = set()
-        self._is_forked = has_torch and not is_cold
 
     def __enter__(self) -> "LocalJob":
         platform = LocalPlatform()
         self._shared = shared_memory()
         self.request = platform.plan(self.spec)
-        with forking() if self._is_forked else contextlib.nullcontext():
-            self.run = platform.submit(self.request)
+        self.run = platform.submit(self.request)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -215,46 +192,10 @@ class LocalJob:
     def training(self) -> Training:
         """Returns the record that `stoker train` makes of the run; blocks until it has ended."""
         ran = Job(platform="local", name=self.run.name)
-        facts = facts_of(self.spec, self.end(), ran=ran, catalog=load_catalog("local"))
-        assert facts.leader, "the leader left no record"
-        return training_record(facts)
+        record = record_of_job(self.spec, self.end(), ran=ran)
+        assert record.hosts, "the leader left no record"
+        return record
 
     def failure_file(self) -> str | None:
         path = self.base_dir(self.leader) / "output" / "failure"
         return path.read_text() if path.exists() else None
-
-
-def lay_out_ml(base, config, *, channels, hyperparameters=None) -> None:
-    """Makes /opt/ml as SageMaker does, with the files that say what the job is."""
-    for name in ("input/config", "input/data", "model", "output/data"):
-        (base / name).mkdir(parents=True, exist_ok=True)
-    channel = {
-        "TrainingInputMode": "File",
-        "S3DistributionType": "FullyReplicated",
-        "RecordWrapperType": "None",
-    }
-    documents = {
-        "resourceconfig": config,
-        "hyperparameters": json.dumps(hyperparameters or {}),
-        "inputdataconfig": json.dumps(dict.fromkeys(channels, channel)),
-    }
-    for name, text in documents.items():
-        (base / "input" / "config" / f"{name}.json").write_text(text)
-
-
-def resource_config(host, groups, *, interface="lo", kinds=None) -> str:
-    kind_of = {name: (kinds or {}).get(name, "ml.c5.xlarge") for name in groups}
-    group = next(name for name, hosts in groups.items() if host in hosts)
-    return json.dumps(
-        {
-            "current_host": host,
-            "current_instance_type": kind_of[group],
-            "current_group_name": group,
-            "hosts": sorted(h for hosts in groups.values() for h in hosts),
-            "instance_groups": [
-                {"instance_group_name": name, "instance_type": kind_of[name], "hosts": list(hosts)}
-                for name, hosts in groups.items()
-            ],
-            "network_interface_name": interface,
-        }
-    )

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from support.local_job import until
-from support.processes import ran
 
 _ROOT = Path("/sys/fs/cgroup")
 _NUMBERS = itertools.count(1)
@@ -24,20 +23,6 @@ class MemoryGroup:
         self.folder = folder
         self.is_v2 = is_v2
 
-    @contextlib.contextmanager
-    def child(self) -> Iterator["MemoryGroup"]:
-        """Yields a group in this one, without a limit; only processes of the child may be here."""
-        if self.is_v2:
-            (self.folder / "cgroup.subtree_control").write_text("+memory")
-        with _folder(self.folder / "child") as folder:
-            yield MemoryGroup(folder, is_v2=self.is_v2)
-
-    def set_of_v2(self, name: str, value: int) -> None:
-        """Sets what only version 2 has, such as `memory.high`; skips the test with version 1."""
-        if not self.is_v2:
-            pytest.skip(f"version 1 of control groups has no {name}")
-        (self.folder / name).write_text(str(value))
-
     def let_swap(self, num_bytes: int | str) -> None:
         """Sets what may be swapped out of it, or "max"; version 1 lets it swap all it may."""
         file = self.folder / "memory.swap.max"
@@ -47,14 +32,6 @@ class MemoryGroup:
     def limit(self, num_bytes: int) -> None:
         """Sets the limit; where more is in use, blocks until so much is swapped out or dropped."""
         until(lambda: self._is_limited(num_bytes), what="the limit is set", seconds=120)
-
-    def squeeze(self, num_bytes: int) -> None:
-        """Has the kernel swap out what is above, and kill nothing; else as `limit`."""
-        if not self.is_v2:
-            self.limit(num_bytes)
-            return
-        # `memory.max` kills, where a swap file is slower than the kernel waits for it.
-        (self.folder / "memory.high").write_text(str(num_bytes))
 
     def _is_limited(self, num_bytes: int) -> bool:
         name = "memory.max" if self.is_v2 else "memory.limit_in_bytes"
@@ -66,13 +43,6 @@ class MemoryGroup:
                 raise
             return False
         return True
-
-    def held_bytes(self) -> int:
-        """Returns what is in use without files in the page cache."""
-        stat = dict(line.split() for line in self._read("memory.stat").splitlines())
-        files = ("inactive_file", "active_file")
-        used = self._read("memory.current" if self.is_v2 else "memory.usage_in_bytes")
-        return int(used) - sum(int(stat[name]) for name in files)
 
     def peak_bytes(self) -> int:
         """Returns what was in use at most; skips the test where the kernel does not tell."""
@@ -125,29 +95,3 @@ def _folder(folder: Path) -> Iterator[Path]:
     finally:
         until(lambda: not (folder / "cgroup.procs").read_text(), what="the group is empty")
         folder.rmdir()
-
-
-@contextlib.contextmanager
-def swap_file(folder: Path, num_bytes: int) -> Iterator[None]:
-    """Lets this machine swap to a file there; skips the test where it may not.
-
-    All programs of the machine swap meanwhile, and no limit of a group kills: be alone.
-    """
-    file = folder / "swap"
-    file.touch(mode=0o600)
-    with file.open("wb") as opened:
-        # Without holes, which a swap file must not have.
-        for _ in range(num_bytes >> 20):
-            opened.write(bytes(1 << 20))
-        os.fsync(opened.fileno())
-    for command in ("mkswap", "swapon"):
-        try:
-            done = ran([command, str(file)])
-        except OSError as err:
-            pytest.skip(f"no {command}: {err}")
-        if done.returncode:
-            pytest.skip(f"cannot swap here: {done.stderr.strip()}")
-    try:
-        yield
-    finally:
-        assert ran(["swapoff", str(file)]).returncode == 0

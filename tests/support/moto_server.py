@@ -15,9 +15,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import boto3
 import pytest
 
-from stoker.platforms.aws import Aws
 from support.processes import end, started
 
 START_SECONDS = 150.0
@@ -40,12 +40,11 @@ class AwsServer:
     env: Mapping[str, str]
 
     def client(self, service: str) -> object:
-        """Makes a boto3 client of a service, for what the product has no call for."""
-        return Aws(region=REGION).client(service)
+        return boto3.client(service, region_name=REGION)
 
     def make_bucket(self, name: str) -> None:
         where = {"CreateBucketConfiguration": {"LocationConstraint": REGION}}
-        Aws(region=REGION).call("s3", "CreateBucket", Bucket=name, **where)
+        self.client("s3").create_bucket(Bucket=name, **where)
 
     def environ(self) -> dict[str, str]:
         kept = {name: value for name, value in os.environ.items() if not _FOREIGN.search(name)}

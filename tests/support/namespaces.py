@@ -5,7 +5,7 @@ numbers, in which its command is the first process. Hosts share one network: nam
 the loopback interface, and ports differ.
 """
 
-import contextlib
+import json
 import os
 import subprocess
 from pathlib import Path
@@ -15,8 +15,9 @@ import pytest
 
 from stoker.host.processes import free_ports
 from support.container_words import Container, bound
-from support.forked_tree import started
-from support.local_job import lay_out_ml, resource_config, until
+from support.opt_ml import lay_out_ml, resource_config
+from support.processes import started, until
+from support.run_file import document, in_run
 from support.tokens import new_token
 
 WAIT_SECONDS = 150
@@ -72,11 +73,11 @@ class Hosts:
             "TRAINING_JOB_NAME": "job-1",
             "AWS_EC2_METADATA_DISABLED": "true",
             "OMP_NUM_THREADS": "1",
-            "STOKER_TOKEN_FILE": "/opt/ml/input/data/stoker_token/token",
-            "STOKER_WORKERS": '{"data": 1}',
+            "RUN_TOKEN": "/opt/ml/input/data/stoker_token/token",
+            "RUN_WORKERS": '{"data": 1}',
             # Nobody is lost by its lease, however long a busy machine stands still: the port of
             # who is killed refuses connections, as its network is there.
-            "STOKER_FEED": '{"lease_seconds": 60, "start_deadline_seconds": 60}',
+            "RUN_FEED": '{"lease_seconds": 60, "start_deadline_seconds": 60}',
             # The hosts share one network; on SageMaker all of them use the same port.
             "STOKER_PORT": str(self._ports[host]),
             "STOKER_COORDINATOR": f"{self.leader}:{self._ports[self.leader]}",
@@ -85,7 +86,23 @@ class Hosts:
         mounts += bound(self._hosts_file, "/etc/hosts")
         words = Container(mounts=mounts, folder="/").words(command)
         log = self.folder / f"{host}.log"
-        self.started[host] = started(words, log, env=variables | environ)
+        self.started[host] = started(words, log, env=self._in_run(host, variables | environ))
+
+    def _in_run(self, host: str, environ: dict[str, str]) -> dict[str, str]:
+        """Writes run.json beside the host's token, as the host sees it."""
+        token = Path(environ.get("RUN_TOKEN") or "")
+        if not token.name:
+            return in_run({k: v for k, v in environ.items() if k != "RUN_TOKEN"})
+        here = self.ml(host) / token.relative_to("/opt/ml")
+        folder, seen = here.parent, token.parent
+        if here.name != "token":
+            folder, seen = folder / "other-run", seen / "other-run"
+            folder.mkdir(exist_ok=True)
+            (folder / "token").write_text(here.read_text())
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "run.json").write_text(json.dumps(document(environ)))
+        others = {name: text for name, text in environ.items() if not name.startswith("RUN_")}
+        return others | {"STOKER_RUN": str(seen / "run.json")}
 
     def code(self, host: str) -> int:
         return self.started[host].wait(WAIT_SECONDS)
@@ -95,15 +112,6 @@ class Hosts:
 
     def first_process(self, host: str) -> psutil.Process:
         return psutil.Process(self.started[host].pid).children()[0]
-
-    def children(self, host: str) -> set[int]:
-        found = set()
-        for child in self.first_process(host).children():
-            with contextlib.suppress(psutil.Error, OSError):
-                status = Path(f"/proc/{child.pid}/status").read_text()
-                numbers = next(line for line in status.splitlines() if line.startswith("NSpid"))
-                found.add(int(numbers.split()[-1]))
-        return found
 
     def log(self, host: str) -> str:
         return (self.folder / f"{host}.log").read_text(errors="replace")

@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 import pytest
 
-from stoker.environment import RunEnvironment
+from stoker.environment import RunSettings
 from stoker.errors import PlatformError
 from stoker.platforms.aws import Aws
 from stoker.platforms.base import JobEnd, JobSpec, LogLine, Run
@@ -32,7 +32,6 @@ from support import kubernetes_jobs, sagemaker_job
 from support.aws_answers import Clock
 from support.builders import clusters
 from support.cloudwatch import put_lines
-from support.forked_tree import forking
 from support.kubernetes_api import KubernetesApi, kube_config, kubernetes_api
 from support.local_job import PATIENT, is_running, marked_processes, until
 from support.moto_server import REGION, AwsServer
@@ -143,7 +142,7 @@ class LocalPlatformJob:
             groups=clusters("local.c1", "local.c1"),
             run_dir=folder / "run",
             environment={"STOKER_TEST_DIR": str(folder)},
-            settings=RunEnvironment(feed=PATIENT),
+            settings=RunSettings(feed=PATIENT),
         )
         self.hosts = {"algo-2": "dnn", "algo-1": "data"}
 
@@ -159,7 +158,7 @@ class LocalPlatformJob:
         found = []
         for pid in marked:
             with contextlib.suppress(psutil.Error):
-                # Launchers have no parent in the run; what is forked has no command line.
+                # Launchers have no parent in the run.
                 if psutil.Process(pid).ppid() not in marked:
                     found.append(str(pid))
         return sorted(found)
@@ -358,15 +357,15 @@ def use_kube_config(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
     for name in ("POD_NAME", "POD_UID", "POD_RUN_ID", "KFP_POD_NAME", "KFP_POD_UID"):
         monkeypatch.delenv(name, raising=False)
     # The cluster is near, and nothing is claimed of how long a back-off or a tick is.
-    monkeypatch.setattr("stoker.platforms.kubernetes.streams.MIN_DELAY_SECONDS", 0.02)
-    monkeypatch.setattr("stoker.platforms.kubernetes.job.TICK_SECONDS", 0.05)
+    monkeypatch.setattr("stoker.platforms.kubernetes.pod_log.MIN_DELAY_SECONDS", 0.02)
+    monkeypatch.setattr("stoker.platforms.kubernetes.run.POLL_SECONDS", 0.1)
+    monkeypatch.setattr("stoker.platforms.kubernetes.run.TICK_SECONDS", 0.05)
 
 
 @contextlib.contextmanager
 def platform_job(name, folder, request, monkeypatch):
     if name == "local":
-        with forking():
-            yield LocalPlatformJob(folder)
+        yield LocalPlatformJob(folder)
     elif name == "sagemaker":
         server: AwsServer = request.getfixturevalue("aws_server")
         with sagemaker_service() as service:

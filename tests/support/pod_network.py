@@ -8,7 +8,6 @@ error. Namespaces belong to processes that end with this one, so that nothing is
 import contextlib
 import ctypes
 import os
-import signal
 import socket
 import struct
 import subprocess
@@ -18,9 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.host import spawn
-from support.local_job import until
-from support.processes import ran
+from support.processes import ran, until
 
 NAMESERVER = "10.96.0.10"
 GATEWAY = "169.254.1.1"
@@ -186,9 +183,7 @@ class PodNetwork:
 
 def _hold(*namespaces: str) -> "subprocess.Popen[bytes]":
     """Starts a process with new namespaces, which end with it; it ends with this process."""
-    words = spawn.wrapped(
-        ["unshare", *namespaces, "sleep", "infinity"], signal_number=signal.SIGKILL
-    )
+    words = ["setpriv", "--pdeathsig", "KILL", "unshare", *namespaces, "sleep", "infinity"]
     holder = subprocess.Popen(words, stdin=subprocess.DEVNULL)
     executable = Path(f"/proc/{holder.pid}/comm")
     until(

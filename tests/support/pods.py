@@ -21,14 +21,14 @@ import psutil
 from stoker.host import spawn
 from stoker.logs import LogEvent, parse_line
 from stoker.platforms.kubernetes import KubernetesPlatform
-from stoker.platforms.kubernetes.layout import JOB_FOLDER, TOKEN_FOLDER, TOKEN_KEY
+from stoker.platforms.kubernetes.pods import JOB_FOLDER, TOKEN_FOLDER, TOKEN_KEY
 from stoker.records import Group, Training, read_json
 from support.cluster import SUPPORT, Line
 from support.container_words import Container
-from support.forked_tree import started
 from support.kubernetes_jobs import CPU, GPU, job
 from support.local_job import until
 from support.pod_network import NAMESERVER, PodNetwork, Sandbox
+from support.processes import started
 from support.tokens import new_token
 
 RUN = "mnist-1"
@@ -101,10 +101,10 @@ class Pod:
         until(lambda: is_there() or self.process.poll() is not None, f"{self.host} {what}")
         assert is_there(), self.log[-3000:]
 
-    def num_sent(self) -> int:
-        """Counts the batches that this data pod sent in its life, which is over."""
+    def num_workers(self) -> int:
+        """Counts the workers that this data pod started in its life, which is over."""
         (ended,) = self.events("agent_ended")
-        return int(ended.values["batches"])
+        return int(ended.values["workers"])
 
     def container(self) -> str | None:
         """Returns the name of the container's process numbers; None: it has ended."""
@@ -224,6 +224,8 @@ class Pods:
         (config / "inputdataconfig.json").write_text(data[f"inputdataconfig.{group}.json"])
         (folder / "token").mkdir()
         (folder / "token" / TOKEN_KEY).write_text(self._token)
+        secret: Any = self._request.secret["stringData"]
+        (folder / "token" / "run.json").write_text(secret["run.json"])
         (folder / "resolv.conf").write_text(RESOLV_CONF)
         (folder / "nsswitch.conf").write_text("hosts: files dns\n")
         full = f"{hostname}.{RUN}.{NAMESPACE}"

@@ -15,7 +15,6 @@ from support.examples import document
 ROOT = Path(__file__).parents[2]
 TEMPLATE = ROOT / "configs" / "sagemaker" / "stoker.yaml"
 ACCOUNT, REGION = "123456789012", "eu-central-1"
-REGISTRY = f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com"
 # What the stack of the example is made with, and what it may be made with.
 EXAMPLE = {"Name": "mnist", "Bucket": "bucket", "Data": "mnist/"}
 EVERYTHING = {
@@ -25,18 +24,13 @@ EVERYTHING = {
     "MlflowArn": f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:mlflow-app/app-0a1b2c",
     "WebhookSecret": f"arn:aws:secretsmanager:{REGION}:{ACCOUNT}:secret:webhook-a1b2c3",
     "TrainingSecrets": f"arn:aws:secretsmanager:{REGION}:{ACCOUNT}:secret:hub-a1b2c3",
-    "DeadLetterQueue": f"arn:aws:sqs:{REGION}:{ACCOUNT}:starts",
-    "TrainingQueue": "gpus",
-    "ScheduleExpression": "rate(1 day)",
     "FailureEmail": "ada@example.org",
-    "HeartbeatHours": "30",
 }
 # By the part of the work.
-PARTS = ("execution", "step", "pipeline", "scheduler", "starter", "heartbeat")
+PARTS = ("execution", "step")
 ROLES = {part: f"{part.capitalize()}Role" for part in PARTS}
 # Those of people and CI are managed policies, not roles'.
-POLICIES = ("caller", "prune", "queue", *PARTS)
-_OF_PEOPLE = {"PrunePolicy": "prune", "TrainingQueuePolicy": "queue"}
+POLICIES = ("caller", *PARTS)
 
 
 def role_name(part: str) -> str:
@@ -136,9 +130,8 @@ def rendered(*, is_all: bool = False) -> Mapping[str, Mapping[str, Json]]:
         if not str(resource["Type"]).endswith("Policy") or name == "FailureTopicPolicy":
             continue
         roles = properties.get("Roles", [])
-        peoples = _OF_PEOPLE.get(name, "caller")
         for part in POLICIES:
-            is_peoples = part == peoples and "Managed" in str(resource["Type"])
+            is_peoples = part == "caller" and "Managed" in str(resource["Type"])
             if ROLES.get(part) in roles or is_peoples:
                 found[part] += document["Statement"]
     return {part: {"Version": "2012-10-17", "Statement": each} for part, each in found.items()}

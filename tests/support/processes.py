@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from support.run_file import in_run
+
 DEADLINE_SECONDS = 150.0
 
 
@@ -39,11 +41,15 @@ def end(process: "subprocess.Popen[bytes]", seconds: float) -> None:
 def ran(words, **how) -> "subprocess.CompletedProcess[str]":
     """Runs a program to its end, however that is; without an input, unless it is given one."""
     how = how if "input" in how else {"stdin": subprocess.DEVNULL, **how}
+    if how.get("env"):
+        how["env"] = in_run(how["env"])
     return subprocess.run(words, capture_output=True, text=True, **how)
 
 
 def started(words, log, **how) -> "subprocess.Popen[bytes]":
     """Starts a process without an input, whose output is appended to the file `log`."""
+    if how.get("env"):
+        how["env"] = in_run(how["env"])
     with log.open("ab") as file:
         return subprocess.Popen(
             words, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, **how

@@ -9,11 +9,12 @@ from stoker.profile.rank_results import (
     BatchFacts,
     Drain,
     Evidence,
-    LoaderFacts,
     Quartiles,
     RankResult,
 )
-from stoker.records import Profile, ProfileSettings, TodaysGroup
+from stoker.records import Profile, ProfiledLoader, ProfileSettings, TodaysGroup
+
+TORCHS = "torch.utils.data.dataloader.DataLoader"
 
 
 def at(value: float, samples: int = 60) -> Quartiles:
@@ -63,21 +64,19 @@ def rank_of(
         ),
         evidence=Evidence(
             seconds=100 * step,
-            steps=100,
             wait_seconds=100 * wait,
             own_cpu_seconds=100 * trainer_cpu,
             knocks=200,
             held_knocks=10,
-            busy_vcpus=(trainer_cpu + children_cpu) / step,
+            busy_seconds=100 * (trainer_cpu + children_cpu),
         ),
-        accelerator=AcceleratorOnly(
-            step_seconds=at(accelerator), trainer_cpu_seconds=at(alone), cached_batches=8
-        ),
+        accelerator=AcceleratorOnly(step_seconds=at(accelerator), trainer_cpu_seconds=at(alone)),
         drains=drains or (drained(8, 0.010, rate=700.0), drained(1, 0.010)),
         batch=BatchFacts(samples=64, num_bytes=1_000_000),
-        loader=LoaderFacts(
-            num_workers=workers, pin_memory=True, persistent_workers=True, dataset="d"
-        ),
+        num_workers=workers,
+        pin_memory=True,
+        persistent_workers=True,
+        loader=ProfiledLoader(class_name=TORCHS, reach="torch"),
     )
     return changed(made, **fields)
 
@@ -99,7 +98,6 @@ def profile_of(*ranks, kind="local.c1", count=1, gpus=(), **what) -> Profile:
         ranks,
         group=TodaysGroup(instance_type=kind, count=count),
         settings=ProfileSettings(),
-        workload_sha256=None,
         what=what,
         gpus=gpus,
     )

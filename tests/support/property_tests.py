@@ -1,4 +1,4 @@
-"""Sets how many examples a property test draws: more in `make soak`."""
+"""Sets how many examples a property test draws: more with `--hypothesis-profile soak`."""
 
 from hypothesis import settings
 

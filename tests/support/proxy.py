@@ -16,8 +16,7 @@ class Proxy:
         # What trainers have sent.
         self.sent = bytearray()
         self._forge_every = self._forgeries = self._unforged = 0
-        self._left = self._cut_each_after = 0
-        self._passed: dict[socket.socket, int] = {}
+        self._left = 0
         self._is_armed = False
         self._is_closing = threading.Event()
         self.is_hole = threading.Event()
@@ -25,13 +24,8 @@ class Proxy:
 
     def arm(self, *, cut_after: int) -> None:
         """Counts bytes from here on; again, if there was a cut before."""
-        self._left, self._cut_each_after = cut_after, 0
-        self._passed: dict[socket.socket, int] = {}
+        self._left = cut_after
         self._is_armed = True
-
-    def cut_each(self, *, after: int) -> None:
-        """Cuts every connection from here on after so many bytes to the trainer."""
-        self._cut_each_after = after
 
     def forge(self, *, every: int, times: int) -> None:
         """Changes from here on one byte in so many that go to the trainer, so many times."""
@@ -76,11 +70,6 @@ class Proxy:
     def _pass_on(self, source, ends, is_counted):
         try:
             data = source.recv(4096)
-            if is_counted and self._cut_each_after:
-                self._passed[source] = self._passed.get(source, 0) + len(data)
-                if self._passed[source] > self._cut_each_after:
-                    self.num_cut += 1
-                    return False
             if is_counted and self._is_armed:
                 self._left -= len(data)
                 if self._left < 0:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import zmq
 
-from stoker.feed.wire.crypto import AllowList, Keys, secure_server
+from stoker.feed.engine.crypto import AllowList, Keys, secure_server
 
 
 class Router:

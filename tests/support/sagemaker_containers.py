@@ -18,14 +18,13 @@ from pathlib import Path, PurePosixPath
 
 import psutil
 
-from stoker.platforms.aws import Aws, split_uri
-from stoker.records import Json
 from support.cloudwatch import put_lines
 from support.container_words import Container, bound
-from support.forked_tree import started
-from support.local_job import lay_out_ml, resource_config
+from support.documents import Json
 from support.moto_server import ACCOUNT, REGION, AwsServer
+from support.opt_ml import lay_out_ml, resource_config
 from support.pod_network import PodNetwork, Sandbox
+from support.processes import started
 
 # Of one job, its image's start included: what hangs is a failure of the test.
 JOB_SECONDS = 100.0
@@ -57,7 +56,7 @@ class Containers:
 
     def __init__(self, folder: Path, server: AwsServer) -> None:
         self._folder = folder
-        self._aws = Aws(region=REGION)
+        self._s3 = server.client("s3")
         self._server = server
         self.environ: Mapping[str, str] = {}
         self.read: dict[str, dict[str, list[str]]] = {}
@@ -94,6 +93,7 @@ class Containers:
                 # The service tells the region, but not in the variable that boto3 reads.
                 **{k: v for k, v in self._server.env.items() if k != "AWS_DEFAULT_REGION"},
                 **self.environ,
+                "STOKER_POLL_SECONDS": "0.5",
                 **{k: str(v) for k, v in (request.get("Environment") or {}).items()},
             },
             head=["unshare", "--net"] if network.get("EnableNetworkIsolation") else [],
@@ -119,7 +119,7 @@ class Containers:
             ended = self._run(request, hosts, is_stopped=is_stopped)
         for host in hosts:
             log = (self._folder / name / f"{host.name}.log").read_text(errors="replace")
-            put_lines(self._aws, host.name, *log.splitlines(), job=name)
+            put_lines(self._server, host.name, *log.splitlines(), job=name)
         return ended
 
     def _lay_out(self, request: Body, network: PodNetwork) -> list["_Host"]:
@@ -217,7 +217,7 @@ class Containers:
     def _download(self, uri: str, folder: Path) -> list[str]:
         """Copies what a prefix matches: an object to its name, a folder to what is below it."""
         bucket, key = split_uri(uri)
-        answer = self._aws.call("s3", "ListObjectsV2", Bucket=bucket, Prefix=key)
+        answer = self._s3.list_objects_v2(Bucket=bucket, Prefix=key)
         assert not answer.get("IsTruncated")
         keys = [item["Key"] for item in answer.get("Contents", [])]
         if not keys:
@@ -232,7 +232,8 @@ class Containers:
         for each in keys:
             target = folder / each.removeprefix(base).lstrip("/")
             target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(self._aws.read_object(f"s3://{bucket}/{each}"))
+            content = self._s3.get_object(Bucket=bucket, Key=each)["Body"].read()
+            target.write_bytes(content)
         return keys
 
     def _upload(self, folder, uri, *, unless=None) -> None:
@@ -240,7 +241,7 @@ class Containers:
             if file.read_bytes() == (unless or {}).get(file):
                 continue
             target = f"{uri.rstrip('/')}/{file.relative_to(folder)}"
-            self._aws.write_object(target, file.read_bytes())
+            self._write(target, file.read_bytes())
 
     def _pack(self, folders: Sequence[Path], uri: str) -> None:
         """Packs the hosts' folders into one archive; none where all are empty."""
@@ -254,7 +255,11 @@ class Containers:
                     names.add(name)
                     archive.add(file, arcname=name)
         if names:
-            self._aws.write_object(uri, content.getvalue())
+            self._write(uri, content.getvalue())
+
+    def _write(self, uri: str, content: bytes) -> None:
+        bucket, key = split_uri(uri)
+        self._s3.put_object(Bucket=bucket, Key=key, Body=content)
 
 
 class NoObjectsError(Exception):
@@ -273,6 +278,12 @@ class _Host:
     @property
     def code(self) -> int | None:
         return self.process.poll()
+
+
+def split_uri(uri: str) -> tuple[str, str]:
+    """Returns bucket and key."""
+    bucket, _, key = uri.removeprefix("s3://").partition("/")
+    return bucket, key
 
 
 def job_arn(name: str) -> str:

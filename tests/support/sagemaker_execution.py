@@ -14,22 +14,19 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
 
+from botocore.exceptions import ClientError
 from botocore.validate import ParamValidator
 
-from stoker.errors import ServiceError
-from stoker.platforms.aws import Aws
-from stoker.platforms.sagemaker.submit import FINAL
-from stoker.records import Json
-from support import sagemaker_pipeline as sample
+from support.documents import Json
 from support.moto_server import REGION, AwsServer
-from support.sagemaker_containers import Body, Containers, Ended, as_list, job_arn
+from support.sagemaker_containers import Body, Containers, Ended, as_list, split_uri
+from support.sagemaker_definition import resolved, steps
 from support.sagemaker_rules import MODEL, over_limits, rule_problems
-from support.sagemaker_service import SageMakerService, served
+from support.sagemaker_service import FINAL, SageMakerService, served
 
 CAPACITY = (
     "CapacityError: Unable to provision requested ML compute capacity. "
@@ -37,15 +34,13 @@ CAPACITY = (
 )
 _OPERATIONS = {
     "Processing": ("CreateProcessingJob", "ProcessingJobName"),
-    "Training": ("CreateTrainingJob", "TrainingJobName"),
     "RegisterModel": ("CreateModelPackage", None),
 }
 _OF_JOBS = ("CreateTrainingJob", "DescribeTrainingJob", "StopTrainingJob")
 _EXECUTION = ("PipelineExecutionId", "PipelineExecutionArn", "PipelineName", "PipelineArn")
 _COMMON = {"Name", "Type", "Arguments", "DisplayName", "Description", "DependsOn"}
 _KEYS = {
-    "Processing": _COMMON | {"RetryPolicies", "PropertyFiles", "CacheConfig"},
-    "Training": _COMMON | {"RetryPolicies", "CacheConfig"},
+    "Processing": _COMMON | {"RetryPolicies", "PropertyFiles"},
     "RegisterModel": _COMMON | {"RetryPolicies"},
     **dict.fromkeys(("Condition", "Fail"), _COMMON),
 }
@@ -55,14 +50,6 @@ _STEP_KINDS = {"Step.SERVICE_FAULT", "Step.THROTTLING"}
 _JOB_KINDS = {
     f"SageMaker.{kind}" for kind in ("RESOURCE_LIMIT", "CAPACITY_ERROR", "JOB_INTERNAL_ERROR")
 }
-# By these parts of a training's request the service finds an earlier step in its cache.
-_CACHE_KEY = (
-    "AlgorithmSpecification",
-    "CheckpointConfig",
-    "Environment",
-    "HyperParameters",
-    "InputDataConfig",
-)
 
 
 class DefinitionError(AssertionError):
@@ -70,7 +57,7 @@ class DefinitionError(AssertionError):
 
 
 class Account(SageMakerService):
-    """What lasts from run to run: jobs, whose containers run, cached steps, faults to come.
+    """What lasts from run to run: jobs, whose containers run, and faults to come.
 
     Attributes:
         lacks: Instance types that the region has none of; a job that asks for one gets no hosts.
@@ -89,7 +76,6 @@ class Account(SageMakerService):
         self.lose_host_of: dict[str, Callable[[], bool]] = {}
         self.executing: set[str] = set()
         self.endings: dict[str, str] = {}
-        self.cached: dict[str, StepRun] = {}
         self._threads: list[threading.Thread] = []
 
     def train(self, request: Body, *, is_stopped: Callable[[], bool]) -> Ended:
@@ -102,8 +88,6 @@ class Account(SageMakerService):
 
     def answered(self, operation, asked) -> tuple[int, Mapping[str, object]] | None:
         """Answers a call about training jobs; None: moto has it."""
-        if operation == "ListPipelineExecutions":
-            return self._list(asked)
         if operation == "DescribePipelineExecution":
             return self._described(asked)
         is_of_a_job = str(asked.get("ResourceArn")).rpartition("/")[2] in self.jobs
@@ -129,18 +113,6 @@ class Account(SageMakerService):
             self.end(asked["TrainingJobName"], ended.status, reason=ended.reason)
             if ended.model_uri:
                 job["ModelArtifacts"] = {"S3ModelArtifacts": ended.model_uri}
-
-    def _list(self, asked: dict[str, Json]) -> tuple[int, dict[str, Json]]:
-        """Lists moto's runs, which it calls Succeeded at once, those under way as they are."""
-        # On the wire, a number.
-        asked["CreatedAfter"] = datetime.fromtimestamp(float(asked["CreatedAfter"]), UTC)
-        found = Aws(region=REGION).call("sagemaker", "ListPipelineExecutions", **asked)
-        summaries = as_list(found["PipelineExecutionSummaries"])
-        for item in summaries:
-            item["StartTime"] = datetime.fromisoformat(str(item["StartTime"])).timestamp()
-            if item["PipelineExecutionArn"].rpartition("/")[2] in self.executing:
-                item["PipelineExecutionStatus"] = "Executing"
-        return 200, {"PipelineExecutionSummaries": summaries}
 
     def _described(self, asked: dict[str, Json]) -> tuple[int, dict[str, Json]] | None:
         """Describes a run of this account, which moto would call Succeeded; None: moto has it."""
@@ -197,7 +169,6 @@ class StepRun:
     request: Body = field(default_factory=dict)
     waits: list[float] = field(default_factory=list)
     described: Body = field(default_factory=dict)
-    is_cached: bool = False
 
 
 class Execution:
@@ -405,7 +376,9 @@ class Execution:
         outputs = self.steps[other].request["ProcessingOutputConfig"]["Outputs"]
         target = next(o for o in outputs if o["OutputName"] == file["OutputName"])
         uri = target["S3Output"]["S3Uri"].rstrip("/")
-        found = json.loads(Aws(region=REGION).read_object(f"{uri}/{file['FilePath']}"))
+        bucket, key = split_uri(f"{uri}/{file['FilePath']}")
+        s3 = self._account.server.client("s3")
+        found = json.loads(s3.get_object(Bucket=bucket, Key=key)["Body"].read())
         for part in function["Path"].split("."):
             if part not in found:
                 raise DefinitionError(f"{step}: {file['FilePath']} has no {function['Path']}")
@@ -438,11 +411,6 @@ class Execution:
         if job_key and job_key in request:
             raise DefinitionError(f"{name}: the service names the job")
         run = StepRun("Failed", request=request)
-        key = self._cache_key(step, request)
-        if key and key in self._account.cached:
-            return replace(
-                self._account.cached[key], request=request, reason="", waits=[], is_cached=True
-            )
         attempts: dict[int, int] = {}
         while True:
             run.job = f"pipelines-{self.id}-{name}-{secrets.token_hex(5)}"[:63]
@@ -451,9 +419,7 @@ class Execution:
             ended = self._once(kind, named, name)
             if ended.status == "Completed":
                 run.status = "Succeeded"
-                run.described = self._described(kind, named, ended)
-                if key:
-                    self._account.cached[key] = run
+                run.described = named
                 return run
             run.reason = ended.reason
             wait = _wait(as_list(step.get("RetryPolicies")), ended.kind, attempts)
@@ -478,55 +444,43 @@ class Execution:
                 name=request["ProcessingJobName"],
                 lose_when=self._account.lose_host_of.pop(step, None),
             )
-        if kind == "Training":
-            return self._account.train(request, is_stopped=lambda: False)
         return self._register(request)
 
     def _register(self, request: Body) -> Ended:
-        aws = Aws(region=REGION)
+        registry = self._account.server.client("sagemaker")
         # As in AWS's own tutorials, which name a group that does not exist.
-        with contextlib.suppress(ServiceError):
-            aws.call(
-                "sagemaker",
-                "CreateModelPackageGroup",
-                ModelPackageGroupName=request["ModelPackageGroupName"],
+        with contextlib.suppress(ClientError):
+            registry.create_model_package_group(
+                ModelPackageGroupName=request["ModelPackageGroupName"]
             )
         for container in request.get("InferenceSpecification", {}).get("Containers", []):
             uri = container.get("ModelDataUrl")
-            if uri and not aws.has_object(uri):
+            if uri and not self._has_object(uri):
                 return Ended(status="Failed", reason=f"ValidationException: no object {uri}")
-        aws.call("sagemaker", "CreateModelPackage", **request)
+        registry.create_model_package(**request)
         return Ended(status="Completed")
 
-    def _described(self, kind: str, request: Body, ended: Ended) -> Body:
-        if kind != "Training":
-            return request
-        artifacts = {"S3ModelArtifacts": ended.model_uri}
-        arn = job_arn(request["TrainingJobName"])
-        return {**request, "ModelArtifacts": artifacts, "TrainingJobArn": arn}
-
-    def _cache_key(self, step: Body, request: Body) -> str:
-        if not step.get("CacheConfig", {}).get("Enabled"):
-            return ""
-        assert step["Type"] == "Training", "only trainings are known to be cached here"
-        parts = {key: request.get(key) for key in _CACHE_KEY}
-        return json.dumps([step["Name"], parts], sort_keys=True)
+    def _has_object(self, uri: str) -> bool:
+        bucket, key = split_uri(uri)
+        try:
+            self._account.server.client("s3").head_object(Bucket=bucket, Key=key)
+        except ClientError:
+            return False
+        return True
 
 
 def checked_steps(definition: str) -> dict[str, Body]:
     """Checks each step as the service would, with the parameters' defaults; returns all by name."""
     document = json.loads(definition)
     execution = Execution(None, definition, name="own")
-    found = {step["Name"]: step for step in sample.steps(document)}
+    found = {step["Name"]: step for step in steps(document)}
     for name, step in found.items():
         if step["Type"] not in _OPERATIONS:
             continue
         operation, job = _OPERATIONS[step["Type"]]
-        request = sample.resolved(step["Arguments"], document)
+        request = resolved(step["Arguments"], document)
         named = {**request, **({job: "job"} if job else {})}
         execution.check_request(operation, named, name)
-        if step["Type"] == "Training":
-            assert [str(problem) for problem in rule_problems(named)] == [], name
     return found
 
 

@@ -1,16 +1,21 @@
-"""Compiles a workload's pipeline on SageMaker for tests, and resolves it as a run does."""
+"""Compiles a workload's pipeline on SageMaker for tests."""
 
 import json
-from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 
-from stoker.pipelines.sagemaker.compile import Compiled, compile_pipeline
+from stoker.pipelines.base import Compiled
 from stoker.records import Channel, Cluster, Gate, Json, SageMakerSettings, TodaysGroup, Workload
+from stoker.sagemaker import compile_pipeline
+from support.sagemaker_definition import resolved, steps
 from support.sagemaker_job import IMAGE, ROLE
 
+# The SDK only takes clients from it.
+SESSION = SimpleNamespace(
+    boto_session=SimpleNamespace(client=lambda service: None), local_mode=False
+)
 ROOT = Path(__file__).resolve().parents[2]
-EXECUTION_ID = "abcdefghijkl"
 
 WORKLOAD = Workload(
     name="mnist",
@@ -35,44 +40,8 @@ def definition() -> dict[str, Json]:
     return document
 
 
-def steps(document: Mapping[str, Json]) -> Iterator[dict[str, Json]]:
-    def walk(listed: Json) -> Iterator[dict[str, Json]]:
-        for step in listed:
-            yield step
-            for branch in ("IfSteps", "ElseSteps"):
-                yield from walk(step["Arguments"].get(branch, []))
-
-    return walk(document["Steps"])
-
-
 def step_named(name: str) -> dict[str, Json]:
     return next(step for step in steps(definition()) if step["Name"] == name)
-
-
-def resolved(value, document, *, reuse_profile=None) -> Json:
-    """Resolves a value as in a run with the defaults of all parameters but `reuse_profile`."""
-    listed = document["Parameters"]
-    known = {f"Parameters.{p['Name']}": p["DefaultValue"] for p in listed}
-    if reuse_profile is not None:
-        known["Parameters.reuse_profile"] = reuse_profile
-    known["Execution.PipelineExecutionId"] = EXECUTION_ID
-
-    def resolve(value: Json) -> Json:
-        if isinstance(value, list):
-            return [resolve(item) for item in value]
-        if not isinstance(value, Mapping):
-            return value
-        if set(value) == {"Get"}:
-            named = str(value["Get"])
-            return known.get(named, f"s3://bucket/{named}")
-        if set(value) == {"Std:Join"}:
-            join = value["Std:Join"]
-            return str(join["On"]).join(str(resolve(item)) for item in join["Values"])
-        if set(value) == {"Std:JsonGet"}:
-            return "a value of a file"
-        return {key: resolve(item) for key, item in value.items()}
-
-    return resolve(value)
 
 
 def arguments_of(name: str) -> list[str]:

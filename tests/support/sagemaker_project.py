@@ -35,7 +35,7 @@ class Numbers(Dataset):
         return {NUM_SAMPLES}
     def __getitem__(self, index):
         end = time.process_time() + 0.004
-        while "STOKER_PROFILE" in os.environ and time.process_time() < end:
+        while '"profile"' in os.environ.get("STOKER_RUN", "") and time.process_time() < end:
             pass
         return torch.full((8,), float(index))
 
@@ -62,7 +62,7 @@ import os
 from pathlib import Path
 # What a rank leaves that was fed.
 output = Path(os.environ["STOKER_OUTPUT"])
-(output / "timeline-rank0.csv").write_text("0,0,0,0,0.1,0.1,4,1,1")
+(output / "timeline-rank0.csv").write_text("0,0,0,0,0.1,0.1,4,1")
 (output / "loading-0.json").write_text('{"is_fed": true}')
 if (Path(os.environ["SM_CHANNEL_TRAINING"]) / "broken").exists():
     raise ValueError("sample 7 is broken")
@@ -90,7 +90,6 @@ WORKLOAD = {
     "feed": {"lease_seconds": 60},
     "sagemaker": {
         "role": ROLE,
-        "schedule_role": ROLE,
         "output_uri": OUT,
         "region": REGION,
         "source": "code",
@@ -195,16 +194,16 @@ class Project:
         }
 
     def lose_host_while_training(self, run: Execution) -> None:
-        """Loses the host of the run's TrainAgain once a job trains, which continues if adopted."""
+        """Loses the host of the run's Train once a job trains, which continues if adopted."""
         log = self.account.containers.log
 
         def num_begun() -> int:
             return log(f"mnist--{run.id}*").count("begins at epoch")
 
-        self.account.lose_host_of["TrainAgain"] = lambda: num_begun() > 0
+        self.account.lose_host_of["Train"] = lambda: num_begun() > 0
         # Also when a second job began in place of the adoption, so that the test fails at once.
         self.account.containers.lets_go = lambda: (
-            num_begun() > 1 or "job_resumed" in log(f"pipelines-{run.id}-TrainAgain-*")
+            num_begun() > 1 or "job_resumed" in log(f"pipelines-{run.id}-Train-*")
         )
 
 

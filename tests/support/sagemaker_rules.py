@@ -1,7 +1,6 @@
 """Applies SageMaker's rules to a whole CreateTrainingJob request of any origin.
 
-What users write is checked by `stoker.platforms.sagemaker.checks`, in each run; what stoker's own
-code alone can get wrong, or SageMaker's SDK, is checked here.
+By the API's model, and by what its reference says beside it.
 """
 
 import json
@@ -14,18 +13,9 @@ from botocore.model import ServiceModel
 from botocore.validate import ParamValidator
 
 from stoker.errors import UsageError
-from stoker.platforms.sagemaker.checks import (
-    Body,
-    channels_of,
-    groups_of,
-    instance_types,
-    mode_of,
-    problems,
-    s3_source,
-)
-from stoker.records import Json
-from stoker.records.base import mapping, mappings, text
+from support.documents import Document, Json, mapping, mappings, text
 
+Body = Document
 # Types with NVMe disks.
 OWN_DISKS = re.compile(
     r"^ml\.(g4dn|g5|g6e?|g7e?|p3dn|p4de?|p5(e|en)?|p6e?-\w+|trn1n?|trn2|[cmr]\d[a-z]*d)\."
@@ -42,14 +32,8 @@ def rule_problems(body: Body) -> Iterator[UsageError]:
     for rule in (_host_rules, _channel_rules, _image_rules, _distribution_rules):
         yield from rule(body)
     yield from _repeated([text(tag, "Key") for tag in mappings(body.get("Tags"))], "tags")
-    yield from problems(body)
     for found in over_limits(body, SHAPE, "request"):
         yield UsageError(found)
-
-
-def check_request(body: Body) -> None:
-    for problem in rule_problems(body):
-        raise problem
 
 
 def over_limits(value: Json, shape: object, path: str) -> list[str]:
@@ -90,6 +74,8 @@ def _host_rules(body: Body) -> Iterator[UsageError]:
         yield UsageError(f"instance groups and {other} exclude each other")
     if body.get("EnableManagedSpotTraining") and "InstancePreferences" in resources:
         yield UsageError("InstancePreferences and managed spot exclude each other")
+    if groups and resources.get("KeepAlivePeriodInSeconds"):
+        yield UsageError("instance groups have no warm pools")
     yield from _repeated([text(group, "InstanceGroupName") for group in groups], "instance groups")
     for group in groups:
         if not group.get("InstanceCount"):
@@ -99,6 +85,34 @@ def _host_rules(body: Body) -> Iterator[UsageError]:
         if not OWN_DISKS.match(name) and not resources.get("VolumeSizeInGB"):
             words = f"{name} has no disks of its own: the volume's size is missing"
             yield UsageError(words, where=where)
+
+
+def groups_of(body: Body) -> list[Body]:
+    return mappings(body, "ResourceConfig", "InstanceGroups")
+
+
+def instance_types(body: Body) -> list[tuple[str, str]]:
+    """Returns (place, type) of all hosts."""
+    resources = mapping(body, "ResourceConfig")
+    alone = [("ResourceConfig", resources)] if "InstanceType" in resources else []
+    groups = [(f"group {text(each, 'InstanceGroupName')}", each) for each in groups_of(body)]
+    preferred = mappings(resources, "InstancePreferences")
+    choices = [("InstancePreferences", each) for each in preferred]
+    return [(place, text(each, "InstanceType")) for place, each in (*groups, *alone, *choices)]
+
+
+def channels_of(body: Body) -> list[tuple[str, Body]]:
+    return [(text(c, "ChannelName"), c) for c in mappings(body.get("InputDataConfig"))]
+
+
+def s3_source(channel: Body) -> Body:
+    return mapping(channel, "DataSource", "S3DataSource")
+
+
+def mode_of(body: Body, channel: Body) -> str:
+    """Returns the channel's mode; default: the job's."""
+    default = text(body, "AlgorithmSpecification", "TrainingInputMode")
+    return text(channel, "InputMode") or default or "File"
 
 
 def named_groups(channel: Body) -> list[str]:
@@ -125,6 +139,9 @@ def _channel_rules(body: Body) -> Iterator[UsageError]:
         uri = source.get("S3Uri")
         if isinstance(uri, str) and not uri.startswith("s3://"):
             yield UsageError(f"{uri} is not an s3:// address", where=where)
+        is_augmented = source.get("S3DataType") == "AugmentedManifestFile"
+        if is_augmented and (mode != "Pipe" or not source.get("AttributeNames")):
+            yield UsageError("an augmented manifest needs mode Pipe and attributes", where=where)
         compression = channel.get("CompressionType", "None")
         if compression != "None" and mode != "Pipe":
             yield UsageError(f"{compression} is for mode Pipe only, not for {mode}", where=where)

@@ -8,10 +8,10 @@ import json
 import threading
 from collections.abc import Callable, Iterator, Mapping
 
-from stoker.platforms.sagemaker.submit import FINAL
 from support.http_server import Handler, http_server
 from support.moto_server import ACCOUNT, REGION
 
+FINAL = ("Completed", "Failed", "Stopped")
 # A creation that is held is let go after this: the client has given up by then.
 HOLD_SECONDS = 30.0
 # Looks that see a job as Stopping.

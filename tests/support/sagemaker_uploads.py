@@ -9,8 +9,7 @@ import boto3
 from botocore.stub import Stubber
 
 from stoker.parameters import parameters_of
-from stoker.pipelines.base import pack_inputs
-from stoker.pipelines.sagemaker.compile import Compiled
+from stoker.pipelines.base import Compiled, pack_inputs
 from stoker.platforms.aws import Aws
 from stoker.records import Json, Workload
 from stoker.workload_file import workload_from
@@ -24,7 +23,6 @@ RUN = "mnist/abc123def456"
 LAUNCHED = "mnist-abc123def456"
 BUCKET = "stoker-tests"
 ROLE = "arn:aws:iam::123456789012:role/stoker"
-SCHEDULE_ROLE = "arn:aws:iam::123456789012:role/scheduler"
 
 WORKLOAD: Mapping[str, Json] = {
     "name": "mnist",
@@ -33,12 +31,12 @@ WORKLOAD: Mapping[str, Json] = {
     "image": "123456789012.dkr.ecr.eu-central-1.amazonaws.com/stoker:1",
     "cluster": {"dnn": {"instance_type": "ml.g4dn.xlarge", "count": 1}},
     "channels": {"train": {"uri": f"s3://{BUCKET}/data/"}},
+    "hyperparameters": {"epochs": 10},
     "gate": [{"metric": "accuracy", "min": 0.9}],
     "sagemaker": {
         "role": ROLE,
         "output_uri": f"s3://{BUCKET}/out",
         "region": REGION,
-        "schedule_role": SCHEDULE_ROLE,
         "request": {"Tags": [{"Key": "team", "Value": "vision"}]},
     },
 }
@@ -51,7 +49,7 @@ def workload(*overrides: str) -> Workload:
 def hand_made(of: Workload) -> Compiled:
     inputs = pack_inputs(of)
     parameters: list[Json] = [
-        {"Name": p.name, "Type": p.kind.capitalize(), "DefaultValue": p.default(of)}
+        {"Name": p.name, "Type": p.kind.capitalize(), "DefaultValue": p.default}
         for p in parameters_of(of)
     ]
     parameters += [
@@ -59,14 +57,14 @@ def hand_made(of: Workload) -> Compiled:
         {"Name": "Least", "Type": "Float", "DefaultValue": 0.5},
         {"Name": "DryRun", "Type": "Boolean", "DefaultValue": False},
     ]
-    refuse = {"Name": "Refuse", "Type": "Fail", "Arguments": {"ErrorMessage": inputs.uri}}
+    refuse = {"Name": "Refuse", "Type": "Fail", "Arguments": {"ErrorMessage": inputs.workload_uri}}
     definition = {"Version": "2020-12-01", "Parameters": parameters, "Steps": [refuse]}
     return Compiled(
         name="mnist",
         description="Retrains mnist.",
         definition=json.dumps(definition),
         parameters=parameters_of(of),
-        uploads={f"{inputs.uri}/{name}": content for name, content in inputs.files.items()},
+        uploads=inputs.uploads,
     )
 
 
@@ -93,16 +91,18 @@ class Recorded:
         return Aws(region=REGION, clients=clients, sleep=self.clock.sleep, clock=self.clock)
 
     def add_state(self, status, *steps, jobs=None, reason="") -> None:
-        """Adds what one look at the run asks for; `jobs` are training jobs with their status."""
+        """Adds what one look at the run asks for; `jobs`: and those with their status, if given."""
         told = {"FailureReason": reason} if reason else {}
         execution = {"PipelineExecutionStatus": status, **told}
         self.add("describe_pipeline", {"PipelineArn": PIPELINE}, PipelineName="mnist")
         self.add("describe_pipeline_execution", execution, PipelineExecutionArn=EXECUTION)
         self.add("list_pipeline_execution_steps", {"PipelineExecutionSteps": list(steps)})
+        if jobs is None:
+            return
         summaries = [
             {"TrainingJobName": name, "TrainingJobStatus": state, "CreationTime": at(2)}
             | {"TrainingJobArn": f"{ARN}:training-job/{name}"}
-            for name, state in (jobs or {}).items()
+            for name, state in jobs.items()
         ]
         listed = {"TrainingJobSummaries": summaries}
         self.add("list_training_jobs", listed, NameContains=EXECUTION.rpartition("/")[2])

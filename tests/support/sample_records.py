@@ -5,7 +5,9 @@ from pathlib import Path
 
 import msgspec
 
-from stoker.figures.gpu_log import COLUMNS, GpuRow, StepSpans, csv_line, loads_of
+from stoker.figures.intervals import GpuRate, Interval
+from stoker.figures.measured import gpu_loads
+from stoker.figures.progress import StepProgress
 from stoker.host.gpus import Gpu
 from stoker.records import (
     Action,
@@ -69,7 +71,6 @@ def profile() -> Profile:
         loader_cpu_seconds=0.0386,
         loader_wall_seconds=0.0391,
         trainer_cpu_seconds=0.0219,
-        receive_cpu_seconds=0.0008,
         num_workers=2,
         global_batch_size=32,
         batch_bytes=32 * 96 * 96,
@@ -99,6 +100,7 @@ def decision() -> Decision:
     return Decision(
         bottleneck="cpu",
         action="heterogeneous",
+        verdict="sure",
         plan=chosen,
         plans=(chosen, tune, keep, *others),
         path=(
@@ -196,7 +198,7 @@ def write_page(folder: Path, **changes: object) -> str:
 def write_timeline(path, *, wait_seconds, compute_seconds, epochs, steps) -> Path:
     """Writes a timeline with the noise of a real one, and a validation loader between epochs."""
     noise = random.Random(7)
-    lines = ["loader,epoch,batch,start_seconds,wait_seconds,compute_seconds,samples,steps,weight"]
+    lines = ["loader,epoch,batch,start_seconds,wait_seconds,compute_seconds,samples,steps"]
     now = 0.0
     for epoch in range(epochs):
         for loader, batches in ((0, steps), (1, steps // 8)):
@@ -205,7 +207,7 @@ def write_timeline(path, *, wait_seconds, compute_seconds, epochs, steps) -> Pat
                 wait = first + wait_seconds * noise.lognormvariate(0, 0.12)
                 wait += 0.06 if noise.random() < 0.01 else 0.0
                 compute = compute_seconds * noise.lognormvariate(0, 0.05) / (1 + loader)
-                lines.append(f"{loader},{epoch},{batch},{now:.6f},{wait:.6f},{compute:.6f},32,1,1")
+                lines.append(f"{loader},{epoch},{batch},{now:.6f},{wait:.6f},{compute:.6f},32,1")
                 now += wait + compute
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path
@@ -223,25 +225,33 @@ def with_gpus(folder: Path, *, seconds: int = 300) -> dict[str, object]:
     """Returns the records of a page about a GPU that was busier afterwards, and one unused."""
     found: dict[str, object] = {}
     loads = []
-    for name, share in (("before_gpus", 0.28), ("after_gpus", 0.86)):
-        rows = [
-            GpuRow(
-                start_seconds=float(second),
-                seconds=1.0,
-                samples=1,
-                gpu=gpu,
-                utilization=share * (second >= 20) * (gpu == "0"),
-                memory_bytes=12.5e9,
-                power_watts=310.0,
+    for name, share in (("before_intervals", 0.28), ("intervals", 0.86)):
+        rows = []
+        for second in range(0, seconds, 2):
+            rates = [
+                GpuRate(
+                    host="algo-1",
+                    number=str(number),
+                    utilization=share * (second >= 20) * (number == 0),
+                    memory_bytes=12.5e9,
+                    power_watts=310.0,
+                )
+                for number in range(2)
+            ]
+            steps = StepProgress(steps=second, step_seconds=0.1, wait_seconds=0.05)
+            rows.append(
+                Interval(
+                    start_seconds=float(second),
+                    seconds=2.0,
+                    steps=steps if second >= 18 else None,
+                    gpus=tuple(rates),
+                )
             )
-            for second in range(seconds)
-            for gpu in ("0", "1")
-        ]
-        file = folder / f"{name}.csv"
-        file.write_text(",".join(COLUMNS) + "\n" + "".join(map(csv_line, rows)))
-        gpus = [Gpu(index=n, uuid=f"GPU-{n}", model="NVIDIA H100 80GB HBM3") for n in range(2)]
-        spans = StepSpans(((20.0, float(seconds)),))
-        loads.append(loads_of(rows, gpus, host="algo-1", spans=spans))
+        file = folder / f"{name}.jsonl"
+        file.write_bytes(msgspec.json.Encoder().encode_lines(rows))
+        model = "NVIDIA H100 80GB HBM3"
+        gpus = {str(n): Gpu(index=n, uuid=f"GPU-{n}", model=model) for n in range(2)}
+        loads.append(gpu_loads(rows, {"algo-1": gpus}))
         found[name] = file
     before, after = loads
     seen = Observed(cpu_utilization=0.9, gpu_utilization=0.28, gpus=before, hosts=1)

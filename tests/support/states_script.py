@@ -1,17 +1,14 @@
 """A training script that is in the state that its arguments put it in.
 
 Arguments: name=value pairs, all optional: workers, batches (an epoch), burn_ms and sleep_ms (of a
-batch, to load), model_ms (the accelerator: the main thread waits and leaves the CPU), python_ms (of
-the main thread a step), hog (a busy thread next to it), cache (samples are slow once), server
+batch, to load), model_ms (the accelerator: the main thread waits and leaves the CPU), server
 (host:port, bytes of a batch come from there), group (a control group to join), late_rank (whose
-samples take late_ms more), late_loop_ms (instead, in that rank's loop), store (a file where ranks
-meet).
+samples take late_ms more), store (a file where ranks meet).
 """
 
 import os
 import socket
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -21,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 
 BATCH = 4
 SAMPLE_BYTES = 3 * 64 * 64
-DEFAULTS = "workers=1 batches=2000 burn_ms=0 sleep_ms=0 model_ms=10 python_ms=0 late_rank=-1"
+DEFAULTS = "workers=1 batches=2000 burn_ms=0 sleep_ms=0 model_ms=10 late_rank=-1"
 
 
 def burn(seconds: float) -> None:
@@ -30,30 +27,22 @@ def burn(seconds: float) -> None:
         pass
 
 
-def hog() -> None:
-    while True:
-        sum(range(1000))
-
-
 class Slow(Dataset[torch.Tensor]):
     def __init__(self, asked: dict[str, str], *, rank: int) -> None:
         self.asked = asked
         self.is_late = int(asked["late_rank"]) == rank
-        self.cached: set[int] = set()
         self.connection: socket.socket | None = None
 
     def __len__(self) -> int:
         return int(self.asked["batches"]) * BATCH
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        if "cache" not in self.asked or index not in self.cached:
-            self.cached.add(index)
-            sleep_ms = float(self.asked["sleep_ms"])
-            if self.is_late:
-                sleep_ms += float(self.asked.get("late_ms", 0))
-            if sleep_ms:
-                time.sleep(sleep_ms / 1000 / BATCH)
-            burn(float(self.asked["burn_ms"]) / 1000 / BATCH)
+        sleep_ms = float(self.asked["sleep_ms"])
+        if self.is_late:
+            sleep_ms += float(self.asked.get("late_ms", 0))
+        if sleep_ms:
+            time.sleep(sleep_ms / 1000 / BATCH)
+        burn(float(self.asked["burn_ms"]) / 1000 / BATCH)
         if "server" in self.asked:
             return self.read()
         return torch.full((SAMPLE_BYTES,), index % 255, dtype=torch.uint8)
@@ -82,15 +71,10 @@ def main() -> None:
     if world > 1:
         store = f"file://{asked['store']}"
         dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world)
-    if "hog" in asked:
-        threading.Thread(target=hog, daemon=True).start()
     loader = DataLoader(Slow(asked, rank=rank), batch_size=BATCH, num_workers=int(asked["workers"]))
     for _ in range(1000):
         for batch in loader:
             time.sleep(float(asked["model_ms"]) / 1000)
-            burn(float(asked["python_ms"]) / 1000)
-            if int(asked["late_rank"]) == rank:
-                time.sleep(float(asked.get("late_loop_ms", 0)) / 1000)
             model(batch[:, :64].float() / 255).sum().backward()
             if world > 1:
                 # By hand: DistributedDataParallel imports a compiler, 1.7 CPU-seconds a rank.

@@ -1,17 +1,15 @@
-"""Trains for tests of strategies: tells what each rank saw and the loss curve; a rank may die.
+"""Trains for tests of strategies: tells what each rank saw and the loss curve.
 
 Its starter sets its rank; else it is all ranks of one host, without a launcher.
 
-Arguments: OUT [KILL_RANK KILL_STEP], or without a launcher: OUT RANKS. Each rank's batches (epoch,
-sample numbers, a digest of the noise in them) and the losses of all ranks together go to
-OUT/rank-R.json and OUT/losses.json. With a rank to kill, that one ends by signal 9 before that
-step, in the first attempt; each step is saved, and later attempts resume from it.
+Arguments: OUT, or without a launcher: OUT RANKS. Each rank's batches (epoch, sample numbers, a
+digest of the noise in them) and the losses of all ranks together go to OUT/rank-R.json and
+OUT/losses.json.
 """
 
 import hashlib
 import json
 import os
-import signal
 import socket
 import sys
 from pathlib import Path
@@ -40,7 +38,7 @@ def write(path: Path, text: str) -> None:
     path.with_suffix(".new").replace(path)
 
 
-def main(out: Path, kill_rank: int = -1, kill_step: int = -1) -> None:
+def main(out: Path) -> None:
     dist.init_process_group("gloo")
     rank, world_size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
@@ -50,19 +48,9 @@ def main(out: Path, kill_rank: int = -1, kill_step: int = -1) -> None:
     batches = DataLoader(Noisy(), batch_size=BATCH, num_workers=0, **drawn)
     seen: list[object] = []
     losses: list[float] = []
-    first_epoch, is_first_attempt = 0, True
-    checkpoint = out / "checkpoint.pt"
-    if checkpoint.exists():
-        state = torch.load(checkpoint, weights_only=True)
-        network.load_state_dict(state["network"])
-        losses, first_epoch, is_first_attempt = state["losses"], state["epoch"], False
-        seen = state["seen"][rank]
-        batches.load_state_dict(state["batches"][rank])
-    for epoch in range(first_epoch, EPOCHS):
+    for epoch in range(EPOCHS):
         sampler.set_epoch(epoch)
         for numbers, ids in batches:
-            if is_first_attempt and (rank, len(losses)) == (kill_rank, kill_step):
-                os.kill(os.getpid(), signal.SIGKILL)
             loss = torch.nn.functional.cross_entropy(network(numbers), ids % 3)
             loss.backward()
             descend(network)
@@ -71,8 +59,6 @@ def main(out: Path, kill_rank: int = -1, kill_step: int = -1) -> None:
             losses.append(total.item() / world_size)
             digest = hashlib.sha256(numbers.numpy().tobytes()).hexdigest()
             seen.append([epoch, ids.tolist(), digest])
-            if kill_rank >= 0:
-                save(checkpoint, epoch, network, losses, seen, batches)
     write(out / f"rank-{rank}.json", json.dumps(seen))
     if rank == 0:
         write(out / "losses.json", json.dumps(losses))
@@ -89,22 +75,6 @@ def descend(network: torch.nn.Module) -> None:
             weight.grad = None
 
 
-def save(path, epoch, network, losses, seen, batches) -> None:
-    gathered: list[object] = [None] * dist.get_world_size()
-    dist.all_gather_object(gathered, (seen, batches.state_dict()))
-    if dist.get_rank() == 0:
-        state = {
-            "network": network.state_dict(),
-            "losses": losses,
-            "epoch": epoch,
-            "seen": [each for each, _ in gathered],
-            "batches": [each for _, each in gathered],
-        }
-        torch.save(state, path.with_suffix(".new"))
-        path.with_suffix(".new").replace(path)
-    dist.barrier()
-
-
 def rank_alone(rank: int, out: Path) -> None:
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), STOKER_HOST="nowhere")
     main(out)
@@ -119,6 +89,6 @@ def all_ranks(out: Path, ranks: int) -> None:
 
 if __name__ == "__main__":
     if "RANK" in os.environ:
-        main(Path(sys.argv[1]), *map(int, sys.argv[2:]))
+        main(Path(sys.argv[1]))
     else:
         all_ranks(Path(sys.argv[1]), int(sys.argv[2]))

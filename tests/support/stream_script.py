@@ -5,8 +5,8 @@ prints {"pause": n} before batch n of epoch `pause_epoch` is asked for and goes 
 stdin; with `pause_before`, before that epoch begins. `left` has the epochs that are left early, and
 after how many batches. With `until`, a file, it takes up epochs until that is there. With `save`, a
 file, it saves its loader's state there before batch `save_at` of epoch `save_epoch`, or before
-epoch `save_before`, and ends; with `load` it begins from such a file, or from those of all ranks,
-a list. With `group`, a file, ranks form a process group, by which torch divides data pipes.
+epoch `save_before`, and ends; with `load` it begins from such a file. With `group`, a file, ranks
+form a process group.
 """
 
 import hashlib
@@ -22,14 +22,12 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
-from torch.utils.data.datapipes.iter import IterableWrapper
 
 import stoker
-from stoker.feed import stream_progress
 
 # Numbers of samples or batches, a file, a length: none, unless they are given.
 _PLACES = ("pause_at", "pause_before", "break_at", "raise_at", "die_at", "until", "length")
-_FILES = ("save", "load", "save_at", "save_before", "group")
+_FILES = ("save", "load", "save_at", "group")
 DEFAULTS = dict.fromkeys((*_PLACES, *_FILES)) | {
     "kind": "sharded",
     "samples": 40,
@@ -43,7 +41,7 @@ DEFAULTS = dict.fromkeys((*_PLACES, *_FILES)) | {
     "rank": 0,
     "world": 1,
     "loader": {"batch_size": 4},
-    **dict.fromkeys(("torch", "init", "ask_length", "generator"), False),
+    **dict.fromkeys(("torch", "ask_length"), False),
 }
 
 
@@ -51,46 +49,37 @@ class Stream(IterableDataset):
     def __init__(self, given: dict, salt: int) -> None:
         self.given = given
         self.salt = salt
-        self.start = 0
         self.rng: np.random.Generator | None = None
 
     def ids(self) -> list[int]:
         given, info = self.given, get_worker_info()
         mine = list(range(given["rank"], given["samples"], given["world"]))
-        if given["kind"] == "by environment":
-            # As many scripts divide their streams, and webdataset's split_by_node.
-            rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-            mine = list(range(rank, given["samples"], world))
         if given["kind"] == "by group":
             assert torch.distributed.is_initialized()
             assert torch.distributed.get_backend() == "gloo"
             rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
             mine = list(range(rank, given["samples"], world))
-        if given["kind"] == "duplicated" or info is None:
+        if info is None:
             return mine
         assert info.dataset is self
         if given["kind"] == "unequal":
             return mine[: 5 * (info.id + 1)]
-        if given["kind"] == "ragged":
-            return mine[: 4 * (1 + 2 * ((given["rank"] + info.id) % 3))]
         if given["kind"] == "first empty" and info.id == 0:
             return []
-        if given["kind"] == "initialised":
-            return mine[self.start :: info.num_workers]
         return mine[info.id :: info.num_workers]
 
     def __iter__(self) -> Iterator[object]:
         given = self.given
         if given["kind"] == "no iterator":
             raise OSError("the archive is not there")
-        for number, index in enumerate(self.ids()):
+        for index in self.ids():
             if given["sample_seconds"]:
                 time.sleep(given["sample_seconds"])
             if index == given["raise_at"]:
                 raise LookupError(f"sample {index} is broken")
             if given["die_at"] == index:
                 os._exit(7)
-            noise = time.time() if given["kind"] == "clock" and number == 0 else random.random()
+            noise = random.random()
             info = get_worker_info()
             if given["kind"] == "holding":
                 if self.rng is None:
@@ -121,13 +110,6 @@ class Stateful(Stream):
         self.place = state["place"]
 
 
-class Forgetful(Stateful):
-    """It does not load its state."""
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.place = 0
-
-
 class Resilient(Stream):
     def __iter__(self) -> "Resilient":
         self.left = iter(self.ids())
@@ -140,44 +122,14 @@ class Resilient(Stream):
         return {"id": index}
 
 
-class Reordered(Stream):
-    """Shuffles a list and an array in place: each epoch begins with the order of the last one."""
-
-    def __init__(self, given: dict, salt: int) -> None:
-        super().__init__(given, salt)
-        self.files = [f"{number}.tar" for number in range(given["samples"])]
-        self.places = np.arange(given["samples"])
-
-    def __iter__(self) -> Iterator[object]:
-        random.shuffle(self.files)
-        np.random.shuffle(self.places)
-        for index in self.ids():
-            yield {"id": index, "file": self.files[index], "place": int(self.places[index])}
-
-
 class Sized(Stream):
     def __len__(self) -> int:
         return self.given["length"]
 
 
-def use_shard(worker_id: int) -> None:
-    """Changes the worker's own copy, as in torch's documentation."""
-    info = get_worker_info()
-    info.dataset.start = worker_id
-
-
-def as_sample(index: int) -> dict[str, object]:
-    return {"id": index, "numpy": np.random.rand(2)}
-
-
 def dataset_of(given: dict, number: int) -> object:
-    if given["kind"] == "pipe":
-        ids = IterableWrapper(range(given["samples"])).shuffle(buffer_size=50).sharding_filter()
-        return ids.map(as_sample)
-    if given["kind"] in ("stateful", "forgetful"):
-        return (Stateful if given["kind"] == "stateful" else Forgetful)(given, number)
-    if given["kind"] == "reordered":
-        return Reordered(given, number)
+    if given["kind"] == "stateful":
+        return Stateful(given, number)
     if given["kind"] == "resilient":
         return Resilient(given, number)
     return (Stream if given["length"] is None else Sized)(given, number)
@@ -202,9 +154,6 @@ def say(**facts: object) -> None:
 
 def main() -> None:
     given = DEFAULTS | json.loads(sys.argv[1])
-    if given["kind"] in ("stateful", "forgetful"):
-        # Their streams are short.
-        stream_progress.MIN_COMPARED = 1
     seed = 7 + given["rank"]
     torch.manual_seed(seed)
     random.seed(seed)
@@ -217,14 +166,10 @@ def main() -> None:
             world_size=given["world"],
         )
     make = torch.utils.data.DataLoader if given["torch"] else stoker.DataLoader
-    generator = torch.Generator().manual_seed(3) if given["generator"] else None
-    init = use_shard if given["init"] else None
     loaders: list = [
         make(
             dataset_of(given, number),
             num_workers=given["num_workers"],
-            worker_init_fn=init,
-            generator=generator,
             **given["loader"],
         )
         for number in range(given["loaders"])
@@ -237,9 +182,6 @@ def main() -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for epoch in range(first_epoch, given["epochs"]):
-            if epoch == given["save_before"]:
-                torch.save(loaders[0].state_dict(), given["save"])
-                raise SystemExit
             if epoch == given["pause_before"]:
                 say(pause=epoch)
                 sys.stdin.readline()
@@ -249,19 +191,11 @@ def main() -> None:
     texts = [str(warning.message) for warning in caught]
     if text := next((text for text in texts if "IterableDataset" in text), ""):
         say(warning=text[text.index("was reported") :])
-    if generator is not None:
-        say(generator=digest({"state": generator.get_state()}))
     say(state=digest({"state": torch.get_rng_state()}))
 
 
 def load(loader: "stoker.DataLoader[object]", given: dict) -> None:
-    if isinstance(given["load"], str):
-        loader.load_state_dict(torch.load(given["load"], weights_only=True))
-        return
-    states = [torch.load(path, weights_only=True) for path in given["load"]]
-    loader.load_state_dict(
-        states, dataset_of=lambda rank, world: dataset_of(given | {"rank": rank, "world": world}, 0)
-    )
+    loader.load_state_dict(torch.load(given["load"], weights_only=True))
 
 
 def run_epoch(given: dict, epoch: int, loaders: list) -> None:

@@ -1,12 +1,11 @@
 """Runs verbs of stoker as separate processes, as people and pipelines start them."""
 
-import contextlib
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from support.forked_tree import started
+from support.processes import started
 
 END_SECONDS = 150.0
 
@@ -30,26 +29,3 @@ class Verb:
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait(END_SECONDS)
-
-
-class Train(Verb):
-    """`stoker train` on a workload, with one dnn host and two data hosts of a type, if any."""
-
-    def __init__(self, folder, workload, *, name, data, environ):
-        (folder / "workload.yaml").write_text(workload)
-        words = ["train", "workload.yaml", "--name", name, "--yes"]
-        groups = ["--group", "dnn=1", *(["--group", f"data={data}:2"] if data else [])]
-        super().__init__(folder, [*words, *groups], environ)
-
-
-@contextlib.contextmanager
-def trainings(folder, workload, *, name, data, environ):
-    """Starts the command as often as asked, with more variables; kills what runs at the end."""
-    with contextlib.ExitStack() as begun:
-
-        def make(**more: str) -> Train:
-            found = Train(folder, workload, name=name, data=data, environ={**environ, **more})
-            begun.callback(found.kill)
-            return found
-
-        yield make

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy
 
-from stoker.figures.feed_intervals import read_csv
+from stoker.figures.intervals import read_intervals
 
 SCRIPTS = Path(__file__).parents[1] / "e2e" / "scripts"
 EPOCHS = 4
@@ -50,12 +50,11 @@ def losses(log: str) -> list[str]:
     return re.findall(r"loss (\d+\.\d+)", log)
 
 
-def batches_of_data_hosts(feed_csv: str) -> float:
+def batches_of_data_hosts(rows: Path) -> float:
     return sum(
         host.batches_per_second * interval.seconds
-        for interval in read_csv(feed_csv)
+        for interval in read_intervals(rows)
         for host in interval.hosts
-        if host.kind == "host"
     )
 
 

@@ -45,14 +45,14 @@ import sys, warnings
 warnings.simplefilter("error")
 sys.path.insert(1, {str(_TESTS)!r})
 """
-# Not stoker.feed.remote_iterators: a process that has it is taken for one that has loaders.
-_OF_FEED = ("agent.agent", "loader", "trainer.client", "trainer.local_workers", "unfed")
+# Not stoker.feed.fed_source: a process that has it is taken for one that has loaders.
+_OF_FEED = ("engine.agent", "engine.loader_process", "loader", "engine.feed", "rank_reports")
 _AHEAD = (
     # Comes with the first optimizer.
     "torch._dynamo",
-    *("cloudpickle", "psutil", "yaml", "stoker.feed.workers.worker"),
+    *("cloudpickle", "psutil", "yaml"),
     *(f"stoker.feed.{name}" for name in _OF_FEED),
-    "stoker.launch.leader_connection",
+    "stoker.launch.host_client",
 )
 
 
@@ -124,8 +124,11 @@ class WarmProcess:
 
 def clean_environ(**more: str) -> dict[str, str]:
     """Returns the environment of a script that is in no run, and computes in one thread."""
+    # Here: this file is also a program.
+    from support.run_file import in_run
+
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("STOKER_", "SM_"))}
-    return kept | {"OMP_NUM_THREADS": "1"} | more
+    return in_run(kept | {"OMP_NUM_THREADS": "1"} | more)
 
 
 def run_code(code: str, **env: str) -> str:
@@ -191,7 +194,7 @@ def _forker() -> socket.socket:
 
 
 def warm_up() -> None:
-    """Starts the fork server, which processes that are forked of this one then share."""
+    """Starts the fork server, if it was not there."""
     _forker()
 
 
@@ -289,9 +292,9 @@ def _become_script(given: dict, streams: list[int]) -> types.CodeType:
     vars(main)["__builtins__"] = builtins
     sys.modules["__main__"] = main
     numpy.random.seed()
-    if "STOKER_PROFILE" in os.environ:
+    if '"profile"' in os.environ.get("STOKER_RUN", ""):
         # What stoker's sitecustomize does when torch is imported, which it is here.
-        from stoker.profile.phases import install
+        from stoker.profile.session import install
 
         install(torch.utils.data.DataLoader)
     return compile(Path(path).read_bytes(), path, "exec", dont_inherit=True)
@@ -336,5 +339,4 @@ if __name__ == "__main__":
     # Of this file's folder.
     importlib.import_module("inherited_exits").forget()
     gc.freeze()
-    importlib.import_module("huge_pages").use_huge_pages()
     _run(_become_script(*_serve(socket.socket(fileno=int(sys.argv[1])))))

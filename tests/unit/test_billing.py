@@ -1,23 +1,22 @@
 import io
 import sys
 from functools import partial
+from pathlib import Path
 
-import msgspec
 import pytest
 
 from stoker.catalog import load_catalog
 from stoker.errors import UsageError
 from stoker.records import (
-    Cluster,
     Constraints,
     Decision,
     Group,
-    TodaysGroup,
     TrainingSize,
     Workload,
+    groups_in_words,
 )
-from stoker.records.base import Place, convert
-from stoker.run.billing import bill, confirm, confirm_run, limit_words, say_unused_types
+from stoker.run.cost import bill, confirm, limit_words, parse_groups
+from stoker.run.folders import run_dir_of
 from support import builders, decisions, sample_records
 
 CATALOG = load_catalog("sagemaker")
@@ -51,17 +50,11 @@ def test_the_bill_names_price_promise_start_up_and_break_even():
     lines = bill(WORKLOAD, made.plan.groups, catalog=CATALOG, decision=made)
     usd = CATALOG.usd_per_hour(made.plan.groups)
     assert f"${usd:.2f} per hour" in lines[0]
-    assert lines[1].startswith("predicted: ")
-    assert "the whole training" in lines[1]
-    assert f"${usd * 300 / 3600:.2f} (an estimate)" in lines[2]
-    # It is paid back where both clusters have cost the same.
-    steps = float(lines[3].split("is paid back after ")[1].split(" steps")[0].replace(",", ""))
-    keep = next(p.predicted for p in made.plans if p.action == "keep")
-    cost = [
-        each.usd_per_hour * 300 / 3600 + steps / 1000 * each.usd_per_1000_steps
-        for each in (keep, made.plan.predicted)
-    ]
-    assert cost[0] == pytest.approx(cost[1], rel=0.01)
+    assert f"${usd * 300 / 3600:.2f} (an estimate)" in lines[1]
+    assert lines[2].startswith("predicted: ")
+    assert "the whole training" in lines[2]
+    ratio = made.plan.predicted.break_even_speedup
+    assert f"break-even: a step is cheaper than today from {ratio:.2f}x on" in lines[3]
     # Groups of no plan get their price only.
     assert len(bill(WORKLOAD, dnn("ml.g5.xlarge"), catalog=CATALOG, decision=made)) == 2
 
@@ -85,111 +78,12 @@ def test_a_person_at_a_terminal_is_asked(answer, goes_on, monkeypatch):
     ask(sample_records.workload(), yes=False)
 
 
-def test_a_run_of_a_pipeline_names_its_profile_and_its_limit(capsys):
-    today = Cluster(dnn=TodaysGroup(instance_type="ml.g5.xlarge", count=2))
-    workload = Workload(name="job", command=("true",), platform="sagemaker", cluster=today)
-    confirm_run(workload, assume_yes=True, quiet=False)
-    usd = CATALOG.usd_per_hour([Group.of_today(today.dnn)])
-    said = capsys.readouterr().err
-    assert f"profile on sagemaker: dnn 2 x ml.g5.xlarge, ${usd:.2f} per hour in total" in said
-    assert "without a limit per hour: set constraints.max_usd_per_hour" in said
-
-
-@pytest.mark.parametrize(
-    ("settings", "constraints", "words"),
-    [
-        ({}, {}, "the run has no limit: set kubernetes.max_run_seconds or constraints.max_usd"),
-        ({"max_run_seconds": 7200}, {}, ""),
-        ({}, {"max_usd": 50.0}, "it is ended at $50.00 (max_usd)"),
-    ],
-)
-def test_a_run_that_nothing_ends_says_so(capsys, settings, constraints, words):
-    workload = limited(
-        None, platform="kubernetes", kubernetes=settings, constraints=constraints, image="app:1"
-    )
-    known = {"catalog": CATALOG, "decision": None, "assume_yes": True}
-    start = partial(confirm, workload, dnn("g5.xlarge"), **known)
-    start(quiet=False)
-    said = capsys.readouterr().err
-    assert words in said
-    assert ("has no limit" in said) == ("has no limit" in words)
-    # A profile ends after its budget.
-    start(quiet=False, is_profile=True)
-    said = capsys.readouterr().err
-    assert "has no limit" not in said
-    assert "max_usd" not in said
-    confirm_run(workload, assume_yes=True, quiet=False)
-    assert ("has no limit" in capsys.readouterr().err) == ("has no limit" in words)
-
-
-@pytest.mark.parametrize(
-    ("instance_type", "count", "words"),
-    [
-        ("ml.foo", 1, "--platform sagemaker"),
-        ("p5.48xlarge", 1, "--platform kubernetes"),
-        # More hosts are refused: nothing of them runs on this machine.
-        ("ml.foo", 2, ""),
-        ("ml.local.c2", 1, ""),
-        ("ml.here", 1, ""),
-    ],
-)
-def test_a_type_that_is_not_started_on_this_machine_is_named_once(
-    instance_type, count, words, capsys, monkeypatch
-):
-    monkeypatch.setenv("STOKER_INSTANCE_TYPE", "here")
-    local = Workload(name="job", command=("true",))
-    say_unused_types(local, dnn(instance_type, count), quiet=False)
-    notes = capsys.readouterr().err.splitlines()
-    assert len(notes) == bool(words)
-    for note in notes:
-        assert note.startswith(f"note: {instance_type} is not started: the platform is local")
-        assert words in note
-
-
-def limited(usd: float | None, *, platform: str = "sagemaker", **settings: object) -> Workload:
-    document = {
-        "name": "job",
-        "command": ["true"],
-        "platform": platform,
-        "constraints": {} if usd is None else {"max_usd_per_run": usd},
-        **settings,
-    }
-    return convert(document, Workload, Place("test"))
-
-
-GROUPS = dnn("ml.g5.xlarge", 2)
-TWO_HOURS = {
-    "role": "arn:aws:iam::111122223333:role/stoker",
-    "output_uri": "s3://bucket/runs",
-    "max_run_seconds": 7200,
-}
-
-
-def test_a_run_that_may_cost_more_than_its_limit_is_not_started_and_a_profile_is():
-    price = CATALOG.usd_per_hour(GROUPS)
-    line = bill(limited(None, sagemaker=TWO_HOURS), GROUPS, catalog=CATALOG, decision=None)[0]
-    assert line.endswith(f"at most ${2 * price:.2f} for this run (max_run_seconds 2 h 00 min)")
-    start(limited(2 * price, sagemaker=TWO_HOURS), GROUPS)
-    start(limited(price, sagemaker=TWO_HOURS), GROUPS, is_profile=True)
-    with pytest.raises(UsageError, match="the run can cost") as caught:
-        start(limited(2 * price - 0.01, sagemaker=TWO_HOURS), GROUPS)
-    assert "sagemaker.max_run_seconds" in caught.value.fix
-
-
-def test_a_limit_that_nothing_can_be_held_against_stops_the_run():
-    cases = ((limited(1.0, platform="kubernetes"), GROUPS), (limited(1.0), dnn("ml.foo")))
-    for workload, groups in cases:
-        with pytest.raises(UsageError, match="unknown") as caught:
-            start(workload, groups)
-        assert "max_usd_per_run" in caught.value.where
-
-
 def test_a_run_that_should_cost_more_than_max_usd_is_not_started():
     made = decision()
     groups, promise = made.plan.groups, made.plan.predicted
     run_usd = promise.total_usd + promise.usd_per_hour * 300 / 3600
 
-    def begin(usd: float, *, made: Decision | None = made, groups=groups, steps: bool = True):
+    def begin(usd: float, *, made: Decision | None = made, groups=groups):
         workload = Workload(
             name="job",
             command=("true",),
@@ -197,22 +91,47 @@ def test_a_run_that_should_cost_more_than_max_usd_is_not_started():
             constraints=Constraints(max_usd=usd),
         )
         confirm(workload, groups, catalog=CATALOG, decision=made, assume_yes=True, quiet=True)
-        return limit_words(workload, groups, decision=made)
+        return limit_words(workload)
 
     with pytest.raises(UsageError, match="is predicted to cost") as caught:
         begin(run_usd - 0.01)
     assert "constraints.max_usd" in caught.value.where
-    assert f"${run_usd:,.2f} predicted" in begin(run_usd)
-    assert "not predicted: without a decision" in begin(1.0, made=None)
-    unknown = msgspec.structs.replace(promise, total_usd=None)
-    plan = msgspec.structs.replace(made.plan, predicted=unknown)
-    told = begin(1.0, made=msgspec.structs.replace(made, plan=plan, plans=(plan,)))
-    assert "the number of steps is not known (key training)" in told
+    assert f"ended at ${run_usd:,.2f}" in begin(run_usd)
     with pytest.raises(UsageError, match="a price is unknown"):
         begin(1.0, groups=dnn("ml.foo"))
 
 
-def test_decide_counts_with_the_dollars_per_hour_that_a_run_leaves():
-    assert limited(10.0, sagemaker=TWO_HOURS).known_constraints.max_usd_per_hour == 5.0
-    assert limited(None, sagemaker=TWO_HOURS).known_constraints.max_usd_per_hour is None
-    assert limited(10.0, platform="local").known_constraints.max_usd_per_hour is None
+def test_type_hosts_and_workers_are_read():
+    data, dnn = "data=ml.c7i.8xlarge:2:30", "dnn=ml.g5.xlarge:1"
+    groups = parse_groups([data, dnn], default_type=None)
+    assert [(g.role, g.instance_type, g.count, g.workers_per_host) for g in groups] == [
+        ("dnn", "ml.g5.xlarge", 1, None),
+        ("data", "ml.c7i.8xlarge", 2, 30),
+    ]
+    dnn, _ = parse_groups(["dnn=1:0", "data=2:1"], default_type="local.c1")
+    assert (dnn.instance_type, dnn.count, dnn.workers_per_host) == ("local.c1", 1, 0)
+    assert groups_in_words(groups) == "dnn 1 x ml.g5.xlarge, data 2 x ml.c7i.8xlarge"
+
+
+TEXTS = ["dnn", "dnn=", "dnn=a:b", "dnn=1:2:3", "dnn=-1", "dnn=local.c1", "dnn=t:1:2:3"]
+
+
+@pytest.mark.parametrize(
+    ("texts", "words"),
+    # A data group needs workers, and each role stands there once.
+    [
+        *(([text], text) for text in TEXTS),
+        (["dnn=1", "data=1:0"], "need workers"),
+        (["dnn=1", "dnn=1"], "dnn=1"),
+        (["gpu=1"], "gpu=1"),
+    ],
+)
+def test_anything_else_is_refused_with_the_text_named(texts, words):
+    with pytest.raises(UsageError, match=words):
+        parse_groups(texts, default_type="local.c1")
+
+
+def test_runs_are_in_the_current_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run_dir_of(WORKLOAD, name="mini-1") == Path("runs/mini-1")
+    assert run_dir_of(WORKLOAD).parent == Path("runs")

@@ -1,13 +1,8 @@
-import io
-from types import SimpleNamespace
-
 import pytest
 
 from stoker.errors import UsageError
-from stoker.feed.wire import crypto
-from stoker.feed.wire.crypto import Keys
-from stoker.launch.leader_connection import keys_of
-from stoker.logs import Log
+from stoker.feed.engine import crypto
+from stoker.feed.engine.crypto import Keys
 
 OURS = Keys.from_token(b"\x01" * 32)
 FOREIGN = Keys.from_token(b"\x02" * 32)
@@ -42,15 +37,3 @@ def test_a_token_is_read_from_its_file_and_a_missing_file_is_named(tmp_path):
     assert crypto.read_token(tmp_path / "token") == bytes.fromhex("ab" * 32)
     with pytest.raises(UsageError, match="No such file"):
         crypto.read_token(tmp_path / "none")
-
-
-@pytest.mark.parametrize(("mode", "num_told"), [(0o600, 0), (0o644, 0), (0o666, 1)])
-def test_a_token_that_others_can_change_is_told_of(tmp_path, mode, num_told):
-    file, stream = tmp_path / "token", io.StringIO()
-    file.write_text("ab" * 32)
-    file.chmod(mode)
-    two_hosts = SimpleNamespace(hosts=("a", "b"))
-    log = Log(run="run", host="a", stream=stream)
-    assert keys_of(SimpleNamespace(token_file=file), two_hosts, log) is not None
-    assert stream.getvalue().count("token_exposed") == num_told
-    assert "abab" not in stream.getvalue()

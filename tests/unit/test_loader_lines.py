@@ -1,5 +1,3 @@
-import gc
-import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -7,15 +5,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.utils.data import Dataset, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import stoker
 from stoker.environment import from_environment
 from stoker.feed import bookkeeping
-from stoker.feed.bookkeeping import TrainerProcess
+from stoker.feed.bookkeeping import EpochProgress, TrainerProcess
+from stoker.feed.iterators import IndexDraws
+from stoker.feed.step_times import read_timelines, training_steps
 from stoker.feed.timeline import Timeline, read_timeline, steady
-from stoker.feed.training_steps import read_timelines, training_steps
-from stoker.figures.passive_profile import measure
+from stoker.figures.measured import measure
+from stoker.profile.facts import early_digests, made_from
 
 
 @pytest.fixture
@@ -61,38 +61,6 @@ def test_a_loader_made_in_each_epoch_is_one_loader_with_all_epochs(timeline):
     assert (measured.steps, measured.spread["step_seconds"].samples) == (120, 6)
 
 
-class Stream(IterableDataset[int]):
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(4))
-
-
-def cyclic() -> Dataset[tuple[torch.Tensor, ...]]:
-    data = numbers(4)
-    # It is not gone when the script drops it.
-    data.itself = data
-    return data
-
-
-@pytest.mark.parametrize("kind", [lambda: numbers(4), Stream, cyclic])
-def test_a_dataset_or_stream_made_in_each_epoch_is_no_other_loader(timeline, kind):
-    for _ in range(3):
-        read(made(kind()))
-    assert found(timeline) == [(0, 12)]
-
-
-def test_a_list_has_no_weak_references_and_is_known_by_its_length(timeline):
-    for size in (4, 4, 5):
-        read(made(list(range(size))))
-    assert found(timeline) == [(0, 8), (1, 5)]
-
-
-def test_training_and_validation_through_one_helper_are_two(timeline):
-    for _ in range(2):
-        read(made(numbers(4)))
-        read(made(numbers(4)))
-    assert found(timeline) == [(0, 8), (1, 8)]
-
-
 def test_training_and_validation_of_one_line_are_two(timeline):
     data = numbers(4)
     for _ in range(2):
@@ -102,78 +70,78 @@ def test_training_and_validation_of_one_line_are_two(timeline):
     assert found(timeline) == [(0, 8), (1, 8)]
 
 
-def test_training_and_validation_in_one_loop_over_phases_are_two(timeline):
-    phases = [numbers(4), numbers(3)]
-    for data in phases * 3:
-        read(made(data))
-    assert found(timeline) == [(0, 12), (1, 9)]
+# A profile sees what changes between the steps of a loader without workers.
 
 
-def test_a_loader_that_is_read_twice_stays_one(timeline):
-    train, val = made(numbers(3)), made(numbers(3))
-    for _ in range(2):
-        read(train)
-        read(val)
-    assert found(timeline) == [(0, 6), (1, 6)]
+class Replay(Dataset):
+    def __init__(self):
+        self.items = [1.0]
+        self.count = 0
+        self.file = None
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        return self.items[-1]
 
 
-def test_batches_of_a_loader_made_anew_are_seeded_as_its_own_first_epoch(timeline):
-    orders = []
-    for _ in range(2):
-        torch.manual_seed(7)
-        loader = stoker.DataLoader(numbers(50), batch_size=None, shuffle=True)
-        orders.append([int(value) for (value,) in loader])
-        assert loader.state_dict()["epoch"] == 1
-    assert orders[0] == orders[1]
+class Counting(Replay):
+    def __getitem__(self, index):
+        self.count += 1
+        return self.count
 
 
-class Clients:
-    """Holds a dataset as scripts do."""
-
-    def __init__(self, data: object) -> None:
-        self.data = data
-
-
-KEPT = {
-    "dropped": lambda data: None,
-    "in a list": lambda data: [data],
-    "in a mapping": lambda data: {"data": data},
-    "in an attribute": Clients,
-    "in a closure": lambda data: lambda: data,
-}
-SORTS = {"map-style": numbers, "a list": lambda size: [0] * size, "a stream": lambda size: Stream()}
+class OpenedLater(Replay):
+    def __getitem__(self, index):
+        if self.file is None and index > 16:
+            self.file = open(__file__)  # noqa: SIM115
+        return 1.0
 
 
-@pytest.mark.parametrize("sort", SORTS.values(), ids=SORTS)
-@pytest.mark.parametrize("keep", KEPT.values(), ids=KEPT)
-def test_equal_datasets_read_in_turn_are_one_loader_however_the_script_keeps_them(
-    timeline, monkeypatch, keep, sort
-):
-    def refuse(*_: object) -> None:
-        raise AssertionError("iter() neither sleeps nor collects garbage")
-
-    monkeypatch.setattr(time, "sleep", refuse)
-    monkeypatch.setattr(gc, "collect", refuse)
-    kept = []
-    for _ in range(4):
-        data = sort(4)
-        kept.append(keep(data))
-        read(made(data))
-    assert found(timeline) == [(0, 16)]
+def words_of(dataset, change=lambda step: None, **options):
+    loader = DataLoader(dataset, batch_size=2, **options)
+    before: dict[str, str] = {}
+    for step in range(20):
+        if not options:
+            dataset[step]
+        if step == 1:
+            before = early_digests(loader)
+        change(step)
+    return made_from(loader, before=before)[0]
 
 
-@pytest.mark.parametrize("others", [{"size": 5}, {"batch_size": 2}], ids=["length", "batch size"])
-def test_datasets_of_another_length_or_batch_size_are_another_loader(timeline, others):
-    sizes = {"size": 4, "batch_size": 1}
-    for of_loader in (sizes, sizes | others, sizes, sizes | others):
-        read(stoker.DataLoader(numbers(of_loader["size"]), batch_size=of_loader["batch_size"]))
-    assert [number for number, _ in found(timeline)] == [0, 1]
+def test_nothing_is_said_where_nothing_changes_or_workers_make_the_batches():
+    assert words_of(Replay()) is None
+    assert words_of(Counting(), num_workers=1) is None
 
 
-def test_equal_loaders_of_one_line_that_are_read_at_the_same_time_are_two(timeline):
-    def batches(data: object) -> Iterator[object]:
-        yield from made(data)
+@pytest.mark.filterwarnings("ignore:unclosed file")
+def test_a_member_that_changes_is_named():
+    dataset = Replay()
+    words = words_of(dataset, lambda step: dataset.items.append(step))
+    assert words.startswith("dataset.items changed between two batches, and num_workers=0 means")
+    assert words_of(Counting()).startswith("dataset.count changed")
+    assert words_of(OpenedLater()).startswith("dataset.file changed")
 
-    for _ in zip(batches(numbers(4)), batches(numbers(4)), strict=True):
-        pass
-    assert found(timeline) == [(0, 4), (1, 4)]
+
+# What a sampler gives is taken as it was when it gave it.
+
+
+class OneList:
+    """A batch sampler that gives the same list again and again."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __iter__(self) -> Iterator[list[int]]:
+        batch: list[int] = []
+        for number in range(4):
+            batch[:] = [number, number + 1]
+            yield batch
+
+
+def test_a_sampler_may_give_one_list_again_and_again():
+    progress = EpochProgress(epoch=0)
+    draws = IndexDraws(iter(OneList()), progress, replica=0, is_batched=True)
+    assert [numbered.index for numbered in [*draws]] == [[0, 1], [1, 2], [2, 3], [3, 4]]

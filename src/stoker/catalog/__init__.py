@@ -1,18 +1,16 @@
 """Instance types and dated prices: of aws_training_instances.csv, or the user's prices file.
 
-What a run costs is predicted in `decide.pricing`, asked about in `run.billing` before it starts,
+What a run costs is predicted in `decide.price`, asked about in `run.cost` before it starts,
 and counted in `launch.spending` while it runs.
 """
 
 from stoker.catalog.catalog import Catalog, Instance, load_catalog, local_instance, unknown_instance
 from stoker.catalog.pools import catalog_of, with_pools, with_short_prices
-from stoker.catalog.rules import is_burst_type
 
 __all__ = [
     "Catalog",
     "Instance",
     "catalog_of",
-    "is_burst_type",
     "load_catalog",
     "local_instance",
     "unknown_instance",

@@ -11,7 +11,6 @@ less the share of daemons. Two more columns tell where the pods run:
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 from math import floor
 from pathlib import Path
 
@@ -35,8 +34,6 @@ from stoker.workload_file import job_region
 
 # Whose section of a workload the pools are in.
 _OF_POOLS: PlatformName = "kubernetes"
-_SOURCE = "kubernetes.pools_file"
-_PRICES = "constraints.prices_file"
 _EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 
 
@@ -51,6 +48,7 @@ def catalog_of(
     On Kubernetes these are the node pools only, where the workload names some.
 
     Args:
+        workload: Its platform, prices and pools.
         prices: A CSV file that goes before `constraints.prices_file`, the pools file and the
             catalog.
         is_service_type: Whether SageMaker trains on a type; asked where the catalog lacks it.
@@ -58,98 +56,72 @@ def catalog_of(
     Raises:
         UsageError: If a table is wrong.
     """
+    catalog = load_catalog(workload.platform)
+    region = job_region(workload)
     settings = workload.kubernetes
     has_pools = settings is not None and bool(settings.pools or settings.pools_file)
-    if has_pools and workload.platform_info.has_node_pools:
-        return _catalog_of_pools(workload, prices)
-    region = job_region(workload)
-    catalog = _priced(load_catalog(workload.platform), workload, prices=prices, region=region)
+    is_of_pools = has_pools and workload.platform_info.has_node_pools
+    table = _table(workload) if is_of_pools else None
+    if table:
+        catalog = extended(catalog, table)
+    texts = {"constraints.prices_file": workload.constraints.prices_file}
+    if prices:
+        texts[str(prices)] = read_text(prices)
+    for source, text in texts.items():
+        if text is not None:
+            priced = parse_table(text, platform=catalog.platform, source=source, region=region)
+            catalog = extended(catalog, priced)
+    if is_of_pools:
+        return _of_pools(workload, catalog, table, has_own_prices=any(texts.values()))
     if not catalog.info.needs_training_enum:
         return catalog
-    make = partial(_of_service, is_service_type, workload.platform)
-    return catalog.for_hosts_in(region).with_names(make)
+
+    def of_service(name: str) -> Instance | None:
+        instance = unknown_instance(name, platform=workload.platform)
+        return instance if is_service_type(instance.type) else None
+
+    is_elsewhere = region is not None and catalog.region not in (None, region)
+    return replace(catalog, make=of_service, hosts_region=region if is_elsewhere else None)
 
 
-def _catalog_of_pools(workload: Workload, prices: Path | None) -> Catalog:
-    """Returns the node pools that a workload names, with their prices."""
+def _of_pools(
+    workload: Workload, catalog: Catalog, table: Table | None, *, has_own_prices: bool
+) -> Catalog:
+    """Returns the node pools that a workload names, with the catalog's prices."""
     settings = workload.kubernetes_settings
-    catalog = load_catalog(workload.platform)
-    names: list[str] = []
-    is_plain = False
-    if table := _table(settings):
-        catalog = extended(catalog, table)
-        names = [_bare(row.cells["instance_type"]) for row in table.rows]
-        # A column of plain prices does not say of which region they are.
-        is_plain = table.price_column is not None and table.region is None
-    catalog = _priced(catalog, workload, prices=prices, region=job_region(workload))
-    by_type = {instance.type: instance for instance in catalog.instances}
     pools = {_bare(name): pool for name, pool in settings.pools.items()}
     merged = with_pools(workload).kubernetes_settings
     instances = []
-    for name in dict.fromkeys([*names, *pools]):
-        instance = _instance(name, by_type.get(name), pools.get(name))
+    for name in dict.fromkeys([*(table.rows if table else ()), *pools]):
+        instance = _instance(name, catalog.find(name), pools.get(name))
         if instance is not None:
             instances.append(_barred(instance, merged))
-    region = catalog.region
-    if is_plain and not (prices or workload.constraints.prices_file):
-        region = None
     today = _bare(workload.todays_type)
-
-    def make_todays_type(name: str) -> Instance | None:
-        # Not proposed, but today's hosts need a price and a speed to be compared with.
-        if _bare(name) == today:
-            return by_type.get(name)
-        return None
-
+    # A column of plain prices does not say of which region they are.
+    is_plain = table is not None and table.has_prices and table.region is None
     return replace(
         catalog,
         instances=instances,
-        region=region,
-        make=make_todays_type,
+        region=None if is_plain and not has_own_prices else catalog.region,
+        # Not proposed, but today's hosts need a price and a speed to be compared with.
+        make=lambda name: catalog.find(name) if _bare(name) == today else None,
         added_by="kubernetes.pools_file",
         has_pools=True,
     )
 
 
-def _priced(
-    catalog: Catalog, workload: Workload, *, prices: Path | None, region: str | None
-) -> Catalog:
-    """Returns the catalog with the workload's prices, then with those of the file `prices`."""
-    texts = {_PRICES: workload.constraints.prices_file}
-    if prices:
-        texts[str(prices)] = read_text(prices)
-    for source, text in texts.items():
-        if text is not None:
-            table = parse_table(text, platform=catalog.platform, source=source, region=region)
-            catalog = extended(catalog, table)
-    return catalog
-
-
-def _of_service(
-    is_service_type: Callable[[str], bool], platform: PlatformName, name: str
-) -> Instance | None:
-    """Returns a type that the service has and the catalog lacks."""
-    instance = unknown_instance(name, platform=platform)
-    if is_service_type(instance.type):
-        return instance
-    return None
-
-
 def with_pools(workload: Workload) -> Workload:
     """Returns the workload whose `kubernetes.pools` holds the pools of its pools file, too.
 
-    The file does not override a pool that `kubernetes.pools` describes itself. Raises UsageError
-    if it is wrong, with line and column.
+    A pool of both is the workload's. Raises UsageError if the file is wrong, with line and column.
     """
     settings = workload.kubernetes_settings
-    table = _table(settings)
+    table = _table(workload)
     if table is None:
         return workload
     catalog = extended(load_catalog(_OF_POOLS), table)
-    pools = dict(settings.pools)
-    for row in table.rows:
-        name = _bare(row.cells["instance_type"])
-        pools[name] = _merged(_pool(row, catalog.get(name)), pools.get(name))
+    pools = {name: _pool(row, catalog.get(name)) for name, row in table.rows.items()}
+    pools |= settings.pools
     return msgspec.structs.replace(
         workload, kubernetes=msgspec.structs.replace(settings, pools=pools)
     )
@@ -163,17 +135,15 @@ def with_short_prices(workload: Workload) -> Workload:
     text = workload.constraints.prices_file
     if text is None:
         return workload
-    return msgspec.structs.replace(
-        workload,
-        constraints=msgspec.structs.replace(workload.constraints, prices_file=short_table(text)),
-    )
+    shorter = msgspec.structs.replace(workload.constraints, prices_file=short_table(text))
+    return msgspec.structs.replace(workload, constraints=shorter)
 
 
-def _table(settings: KubernetesSettings) -> Table | None:
-    text = settings.pools_file
-    if text is not None:
-        return parse_table(text, platform=_OF_POOLS, source=_SOURCE)
-    return None
+def _table(workload: Workload) -> Table | None:
+    text = workload.kubernetes_settings.pools_file
+    if text is None:
+        return None
+    return parse_table(text, platform=_OF_POOLS, source="kubernetes.pools_file")
 
 
 def _bare(name: str) -> str:
@@ -182,17 +152,12 @@ def _bare(name: str) -> str:
 
 def _instance(name: str, listed: Instance | None, pool: NodePool | None) -> Instance | None:
     """Returns the pool as plans see it; None where its vCPUs are not known."""
-    if pool is None:
-        return listed
     instance = listed
-    if pool.cpu is not None:
+    if pool is not None and pool.cpu is not None:
         # Whole vCPUs, as instance types have: 3.9 are three that a worker can keep busy.
-        cpu = floor(amount(str(pool.cpu)))
-        if instance is None and cpu:
-            instance = Instance(type=name, family=name, vcpus=cpu)
-        if instance is not None:
-            instance = replace(instance, vcpus=max(1, cpu))
-    if instance is not None and pool.gpus is not None:
+        cpu = max(1, floor(amount(str(pool.cpu))))
+        instance = replace(listed or Instance(type=name, family=name, vcpus=cpu), vcpus=cpu)
+    if instance is not None and pool is not None and pool.gpus is not None:
         instance = replace(instance, accelerators=pool.gpus)
     return instance
 
@@ -205,29 +170,14 @@ def _barred(instance: Instance, settings: KubernetesSettings) -> Instance:
 
 
 def _pool(row: Row, instance: Instance) -> NodePool:
-    def is_said(column: str) -> bool:
-        return bool(row.cells.get(column, "").strip())
-
     # Without labels the pool's name is a type, by whose label its nodes are found.
     spec: Patch = {"nodeSelector": dict(_labels(row)), "tolerations": list(_tolerations(row))}
+    memory = row.cells.get("memory_gib")
     return NodePool(
         pod=ObjectPatch(spec={key: value for key, value in spec.items() if value}),
-        cpu=instance.vcpus if is_said("vcpus") else None,
-        memory=f"{row.cells['memory_gib'].strip()}Gi" if is_said("memory_gib") else None,
+        cpu=instance.vcpus if row.cells.get("vcpus") else None,
+        memory=f"{memory}Gi" if memory else None,
         gpus=instance.accelerators if "gpus" in row.cells else None,
-    )
-
-
-def _merged(pool: NodePool, own: NodePool | None) -> NodePool:
-    """Returns a pool of the file with what the workload says of it; that goes first."""
-    if own is None:
-        return pool
-    return NodePool(
-        pod=ObjectPatch(metadata=own.pod.metadata, spec={**pool.pod.spec, **own.pod.spec}),
-        # What the workload leaves at the default is not said there: the file's stays.
-        cpu=pool.cpu if own.cpu is None else own.cpu,
-        memory=pool.memory if own.memory is None else own.memory,
-        gpus=pool.gpus if own.gpus is None else own.gpus,
     )
 
 
@@ -245,7 +195,5 @@ def _tolerations(row: Row) -> Iterator[Document]:
         key, equals, value = label.partition("=")
         if not key or effect not in _EFFECTS:
             raise row.error("taints", f"expected KEY=VALUE:EFFECT or KEY:EFFECT, found {word!r}")
-        if equals:
-            yield {"key": key, "operator": "Equal", "value": value, "effect": effect}
-        else:
-            yield {"key": key, "operator": "Exists", "effect": effect}
+        operator: Document = {"operator": "Equal", "value": value} if equals else {}
+        yield {"key": key, "operator": "Exists", "effect": effect, **operator}

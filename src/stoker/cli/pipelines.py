@@ -1,188 +1,360 @@
-"""The verbs of runs of compiled pipelines: start, status and stop."""
+"""The verbs of pipelines: compile, upload, start, schedule, status and stop."""
 
+import difflib
 import json
-from dataclasses import asdict, dataclass
+import shlex
+from collections.abc import Sequence
+from dataclasses import asdict
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from stoker.cli.clients import client_of, workload_of
+import typer
+
 from stoker.cli.options import (
     AsJson,
     Overrides,
-    Reach,
-    RunParams,
-    RunReach,
-    TargetName,
+    Params,
+    Target,
+    Values,
     WorkloadFile,
     Yes,
+    sets_of,
+    writable_file,
 )
-from stoker.cli.versions import chosen_version
 from stoker.errors import (
-    EXIT_INTERRUPTED,
-    EXIT_TERMINATED,
-    TerminatedError,
+    EXIT_CHANGED,
+    EXIT_NEW,
     UsageError,
 )
-from stoker.terminal import ask, print_result, say, working
+from stoker.terminal import ask, print_result, say
 
 if TYPE_CHECKING:
-    from stoker.pipelines.base import RunState
+    from stoker.pipelines.base import Compiled, PipelineClient, RunState
+    from stoker.records import Json, Workload
+
+app = typer.Typer()
+# States of a pipeline, by the exit codes of upload --check.
+_STATES = {0: "unchanged", EXIT_CHANGED: "changed", EXIT_NEW: "new"}
+RunName = Annotated[
+    str,
+    typer.Argument(metavar="RUN", help="A run's id, ARN or page, or a pipeline (its newest run)."),
+]
+ReachWorkload = Annotated[
+    str | None,
+    typer.Option(metavar="W", help="Kubeflow: the workload that says where Kubeflow is."),
+]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StartFlags:
-    """Which run is started, and whether it is awaited.
-
-    Attributes:
-        params (NAME=VALUE): Set a parameter of the pipeline's run, such as epochs=3; may be
-            repeated.
-        version (VERSION): Run this version of the pipeline, given by its number, name or alias
-            (default: the newest).
-        wait: Wait until the run has ended; Ctrl-C does not stop the run.
-    """
-
-    params: RunParams = None
-    version: str | None = None
-    wait: bool = False
-
-
-def start_verb(
-    target: TargetName,
+@app.command("compile")
+def compile_verb(
+    target: Target,
     workload: WorkloadFile,
     *,
-    flags: StartFlags,
-    reach: Reach,
+    out: Annotated[
+        Path,
+        typer.Option(
+            metavar="F", callback=writable_file, help="Write the definition to this file."
+        ),
+    ],
+    values: Values = None,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compile the pipeline of a workload to a file, without a network.
+
+    \b
+    stoker compile kubeflow configs/mnist-kubeflow.yaml --out pipeline.yaml
+    stoker compile sagemaker configs/mnist-sagemaker.yaml --out pipeline.json
+    """
+    from stoker.records import write_text
+    from stoker.workload_file import read_workload
+
+    record = read_workload(workload, overrides=sets_of(values, overrides))
+    compiled = _compiled_for(target, record)
+    write_text(out, compiled.definition)
+    defaults = {parameter.name: parameter.default for parameter in compiled.parameters}
+    document = {
+        "name": compiled.name,
+        "definition": str(out),
+        "parameters": defaults,
+        "inputs": sorted(compiled.uploads),
+    }
+    lines = [f"{compiled.name}: {len(compiled.definition.encode()) / 1024:.0f} KiB in {out}"]
+    for name, default in defaults.items():
+        lines.append(f"  {name:<18} {' '.join(str(default).split())[:60] or '(empty)'}")
+    print_result(document, "\n".join(lines), as_json=as_json)
+
+
+@app.command()
+def upload(
+    target: Target,
+    workload: WorkloadFile,
+    *,
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check",
+            help="Send nothing; exit with 0 if the pipeline would not change, with 10 if it would, "
+            "and with 11 if there is no pipeline yet.",
+        ),
+    ] = False,
+    diff: Annotated[
+        bool,
+        typer.Option("--diff", help="Print how the pipeline's definition changes, line by line."),
+    ] = False,
+    values: Values = None,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+    yes: Yes = False,
+) -> int:
+    """Create or update the pipeline, and make the workload's schedule.
+
+    \b
+    stoker upload kubeflow configs/mnist-kubeflow.yaml
+    stoker upload sagemaker workload.yaml --values prod.yaml --check
+    """
+    from stoker.pipelines.base import schedule_line, schedule_of_workload
+
+    of = _workload_of(workload, sets_of(values, overrides))
+    schedule = schedule_of_workload(of, target=target)
+    if schedule:
+        _run_of(of, schedule.parameters, target=target)
+    client = _client_of(target, of)
+    compiled = _compiled_for(target, of)
+    deployed, wanted = client.compared(compiled)
+    code = 0
+    if deployed != wanted:
+        code = EXIT_NEW if deployed is None else EXIT_CHANGED
+    lines = _diff(deployed, wanted) if diff else []
+    shown: dict[str, Json] = {"name": of.name, "state": _STATES[code], "diff": lines}
+    words = "\n".join([f"pipeline {of.name}: {_STATES[code]}", *lines])
+    if check:
+        print_result(shown, words, as_json=as_json)
+        return code
+    say(words, quiet=as_json)
+    if code == EXIT_CHANGED:
+        refused = UsageError("upload cancelled", fix="use --yes to update without asking")
+        ask(f"update {of.name}", assume_yes=yes or as_json, refused=refused)
+    done = client.upload(compiled, is_changed=code != 0)
+    made = client.put_schedule(of, schedule) if schedule else None
+    text = [f"{done['action']}: {done['id']}"]
+    text += [f"{key + ':':<9}{done[key]}" for key in ("version", "url") if done.get(key)]
+    if made:
+        text.append(schedule_line(made))
+    text.append(f"next:    stoker start {target} {workload}")
+    print_result({**shown, **done, "schedule": made}, "\n".join(text), as_json=as_json)
+    return 0
+
+
+@app.command()
+def start(
+    target: Target,
+    workload: WorkloadFile,
+    *,
+    params: Params = None,
+    wait: Annotated[
+        bool,
+        typer.Option("--wait", help="Wait until the run has ended; Ctrl-C does not stop the run."),
+    ] = False,
+    values: Values = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
     yes: Yes = False,
 ) -> int:
     """Start a run of the uploaded pipeline.
 
-    Examples:
-        stoker start kubeflow configs/mnist-kubeflow.yaml --param epochs=3 --wait
-        stoker start sagemaker configs/mnist-sagemaker.yaml
+    \b
+    stoker start kubeflow configs/mnist-kubeflow.yaml --param epochs=3 --wait
+    stoker start sagemaker configs/mnist-sagemaker.yaml
     """
-    from stoker.cli.workloads import with_params
-    from stoker.pipelines.base import check_run_decidable
-    from stoker.run.billing import confirm_run
+    from stoker.run.cost import confirm_run
 
-    of = workload_of(workload, overrides=overrides or ())
-    params = flags.params or ()
+    of = _workload_of(workload, sets_of(values, overrides))
+    params = params or []
     # Before the service is reached: a wrong value is reported without credentials.
-    judged = with_params(of, params, target=target)
-    check_run_decidable(of, judged, target=target, parameters=params)
-    client = client_of(target, of, reach)
-    # Only Kubeflow's client is reached by what the workload says.
-    of_reach = workload if target == "kubeflow" else None
-    where = reach.words(of_reach)
+    judged = _run_of(of, params, target=target)
+    client = _client_of(target, of)
     confirm_run(judged, assume_yes=yes, quiet=as_json)
-    run: RunState | None = None
-    try:
-        with working(f"starting {of.name}", quiet=as_json):
-            run = client.start(of, params, version=chosen_version(client, of, flags.version))
-        # With --wait and --json only the end is printed.
-        if not (as_json and flags.wait):
-            # For scripts: run=$(stoker start ...).
-            print_result(asdict(run), run.run, as_json=as_json)
-        if run.url:
-            say(f"page:    {run.url}", quiet=as_json)
-        say(f"next:    stoker status {target} {run.run}{where}", quiet=as_json)
-        if not flags.wait:
-            return 0
-        with working(f"waiting until {run.run} has ended", quiet=as_json):
-            run = client.wait(run.run, show=partial(say, quiet=as_json))
-    except (KeyboardInterrupt, TerminatedError) as err:
-        if run:
-            _say_left("stopped waiting; the run continues", named=f"{target} {run.run}{where}")
-        else:
-            _say_left("a run may have started", named=f"{target} {of.name}{where}")
-        if isinstance(err, TerminatedError):
-            return EXIT_TERMINATED
-        return EXIT_INTERRUPTED
-    if as_json:
-        print(json.dumps(asdict(run), indent=2))
-    say(ending_text(run), quiet=as_json)
+    run = client.start(of, params)
+    # With --wait and --json only the end is printed.
+    if not (as_json and wait):
+        # For scripts: run=$(stoker start ...).
+        print_result(asdict(run), run.run, as_json=as_json)
+    where = f" --workload {shlex.quote(workload)}" if target == "kubeflow" else ""
+    named = f"{target} {run.run}{where}"
+    say(f"page:    {run.url}\nnext:    stoker status {named}", quiet=as_json)
+    if not wait:
+        return 0
+    say(f"waiting until {run.run} has ended", quiet=as_json)
+    run = client.wait(run.run, show=partial(say, quiet=as_json))
+    _show(run, as_json=as_json)
     return run.exit_code or 0
 
 
-def _say_left(words: str, *, named: str) -> None:
-    """Says what may still run after Ctrl-C or SIGTERM, and how to see and to stop it.
-
-    Args:
-        words: What may still run.
-        named: The run, or the pipeline, as arguments of a verb.
-    """
-    see = f"see:     stoker status {named}"
-    say(f"{words}\n{see}\nstop:    stoker stop {named}", quiet=False)
-
-
-def status_verb(
-    target: TargetName,
-    run: str,
+@app.command()
+def schedule(
+    target: Target,
+    workload: WorkloadFile,
     *,
-    reach: RunReach,
+    cron: Annotated[
+        str,
+        typer.Option(
+            metavar="E",
+            help="Start runs at these times. SageMaker: 'cron(0 6 ? * MON-FRI *)' or 'rate(12 "
+            "hours)'; Kubeflow: six fields, seconds first, '0 0 6 * * 1-5', or '@every 12h'.",
+        ),
+    ] = "",
+    time_zone: Annotated[
+        str, typer.Option(metavar="Z", help="Time zone of --cron, SageMaker only.")
+    ] = "UTC",
+    params: Params = None,
+    delete: Annotated[bool, typer.Option("--delete", help="Delete the schedule.")] = False,
+    values: Values = None,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Start runs of the uploaded pipeline at regular times.
+
+    The schedule is what is written here, or in the workload (sagemaker.schedule,
+    kubernetes.kubeflow.schedule), of which `stoker upload` makes it; it replaces the earlier one.
+    One that is disabled stays so.
+
+    \b
+    stoker schedule kubeflow configs/mnist-kubeflow.yaml --cron @daily
+    stoker schedule sagemaker configs/mnist-sagemaker.yaml --cron 'rate(1 day)'
+    stoker schedule sagemaker configs/mnist-sagemaker.yaml --delete
+    """
+    from stoker.pipelines.base import Schedule, schedule_line, schedule_name
+
+    of = _workload_of(workload, sets_of(values, overrides))
+    name = schedule_name(of)
+    if bool(cron) == delete:
+        raise UsageError("give --cron or --delete", fix="for example --cron @daily")
+    params = params or []
+    # Before the service is reached: a wrong value is reported without credentials.
+    _run_of(of, params, target=target)
+    client = _client_of(target, of)
+    if delete:
+        client.delete_schedule(of, name)
+        made: dict[str, Json] = {"name": name, "action": "deleted"}
+        line = f"schedule {name}: deleted"
+    else:
+        wanted = Schedule(name=name, cron=cron, time_zone=time_zone, parameters=params)
+        made = client.put_schedule(of, wanted)
+        line = schedule_line(made)
+    print_result(made, line, as_json=as_json)
+
+
+@app.command()
+def status(
+    target: Target,
+    run: RunName,
+    *,
+    workload: ReachWorkload = None,
+    values: Values = None,
+    overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> int:
     """Show the steps of a run; exit with 3 if its gate failed.
 
-    A failed step is shown with its reason and its last lines. The exit code is 0 for a run that
-    succeeded or has not ended, 3 if the model missed its gate, 6 if the training failed, and 4 for
-    any other end.
+    A failed step is shown with its reason. The exit code is 0 for a run that succeeded or has not
+    ended, 3 if the model missed its gate, 6 if the training failed, and 4 for any other end.
 
-    Args:
-        run (RUN): A run's id, ARN or page, a pipeline (its newest run), or a job.
-
-    Examples:
-        stoker status sagemaker RUN
-        stoker status kubeflow RUN --workload configs/mnist-kubeflow.yaml
+    \b
+    stoker status sagemaker RUN
+    stoker status kubeflow RUN --workload configs/mnist-kubeflow.yaml
     """
-    client = client_of(target, None, reach, run=run)
-    with working(f"reading {run}", quiet=as_json):
-        state = client.status(run)
+    of = _workload_of(workload, sets_of(values, overrides)) if workload else None
+    client = _client_of(target, of, run=run)
+    state = client.status(run)
     _show(state, as_json=as_json)
-    if not state.has_ended:
-        say(f"stop: stoker stop {target} {state.run}{reach.words(None)}", quiet=as_json)
     return state.exit_code or 0
 
 
-def stop_verb(
-    target: TargetName, run: str, *, reach: RunReach, as_json: AsJson = False, yes: Yes = False
+@app.command()
+def stop(
+    target: Target,
+    run: RunName,
+    *,
+    workload: ReachWorkload = None,
+    values: Values = None,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+    yes: Yes = False,
 ) -> None:
     """Stop a run and its jobs, and wait until they have ended.
 
-    Args:
-        run (RUN): A run's id, ARN or page, a pipeline (its newest run), or a job.
-
-    Examples:
-        stoker stop sagemaker RUN
+    \b
+    stoker stop sagemaker RUN
     """
-    client = client_of(target, None, reach, run=run)
+    of = _workload_of(workload, sets_of(values, overrides)) if workload else None
+    client = _client_of(target, of, run=run)
     refused = UsageError("not stopped", fix="use --yes to stop without asking")
     ask(f"stop {run}", assume_yes=yes or as_json, refused=refused)
-    with working(f"waiting until {run} has ended", quiet=as_json):
-        state = client.stop(run)
+    say(f"waiting until {run} has ended", quiet=as_json)
+    state = client.stop(run)
     _show(state, as_json=as_json)
 
 
-def ending_text(run: "RunState") -> str:
-    """Returns how a run has ended, with the reason and the failed step's own last lines."""
-    lines = [f"{run.run} has ended: {_status_words(run)}"]
-    for step in run.steps:
-        lines += [f"    {line}" for line in step.lines]
-    return "\n".join(filter(None, (*lines, run.note)))
+def _client_of(target: str, of: "Workload | None", *, run: str = "") -> "PipelineClient":
+    if target == "kubeflow":
+        from stoker.pipelines.kubeflow import KubeflowClient
+
+        return KubeflowClient(of)
+    from stoker.pipelines.base import sagemaker_of
+    from stoker.pipelines.sagemaker import SageMakerClient
+
+    return SageMakerClient(sagemaker_of(of) if of else None, run=run)
 
 
-def _status_words(run: "RunState") -> str:
-    if run.reason:
-        return f"{run.status}: {run.reason}"
-    return run.status
+def _workload_of(file: str, overrides: Sequence[str]) -> "Workload":
+    from stoker.run.workloads import read_with_params
+
+    return read_with_params(file, overrides=overrides)
+
+
+def _run_of(workload: "Workload", params: Sequence[str], *, target: str) -> "Workload":
+    """Returns the workload with a run's parameters; those that only its pipeline has are left out.
+
+    Args:
+        workload: Whose pipeline runs.
+        params: NAME=VALUE texts.
+        target: sagemaker or kubeflow.
+
+    Raises:
+        UsageError: For a run that would be refused after its profile was paid.
+    """
+    from stoker.parameters import overrides_of, parameter_named
+    from stoker.pipelines.base import checked
+    from stoker.records import to_document
+    from stoker.workload_file import workload_from
+
+    own = [each for each in params if parameter_named(each.partition("=")[0], workload=workload)]
+    run = workload_from(to_document(workload), overrides=overrides_of(own, workload=workload))
+    checked(run, target=target)
+    return run
+
+
+def _compiled_for(target: str, workload: "Workload") -> "Compiled":
+    if target == "kubeflow":
+        from stoker.kubeflow import compile_kubeflow
+
+        return compile_kubeflow(workload)
+    from stoker.sagemaker import compile_pipeline
+
+    return compile_pipeline(workload)
+
+
+def _diff(deployed: "Json", wanted: "Json") -> list[str]:
+    was, now = (
+        json.dumps(document, indent=1, sort_keys=True).splitlines()
+        for document in (deployed, wanted)
+    )
+    return [*difflib.unified_diff(was, now, "uploaded", "compiled", lineterm="", n=2)]
 
 
 def _show(run: "RunState", *, as_json: bool) -> None:
-    from stoker.pipelines.base import step_text
-
-    lines = [f"{run.run}  {_status_words(run)}"]
-    for step in run.steps:
-        lines += [step_text(step), *(f"    {line}" for line in step.lines)]
-    lines += filter(None, (run.url, run.note))
+    status = f"{run.status}: {run.reason}" if run.reason else run.status
+    lines = [f"{run.run}  {status}", *map(str, run.steps), *filter(None, (run.url, run.note))]
     print_result(asdict(run), "\n".join(lines), as_json=as_json)

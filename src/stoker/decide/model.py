@@ -1,68 +1,53 @@
 """The cost model: how long a global step takes on a cluster.
 
-With the remote share x that minimises it, a step takes
+Hosts that load alone have the terms of `parts.Parts`. With data hosts, `terms` has a share x of the
+batches made there, and `estimate` takes the x for which the largest term is smallest:
 
-    t = max(g + r + n(x),                              accelerator
-            ((1-x) c + (1-x/2) turns + trainer + x receive) / V_t,   cpu of the dnn hosts
-            x c / (eta sum n_h (V_h - q_h) s_h),       cpu of the data hosts
-            B + wall / workers,                        latency, dnn and data hosts
-            net(x), recv(x), storage(x))
+    t = max( g + n (1-x),                                   accelerator
+             ((1-x) c + (1-x/2) turns + trainer + x receive) / V,   cpu of the dnn hosts
+             x c / (eta sum n_h (V_h - q_h) s_h),           cpu of the data hosts
+             B + wall / workers,                            latency, dnn and data hosts
+             net(x), recv(x), storage(x) )
 
-The terms of hosts that load alone, including today's, are defined in `step_model.py`.
-
-n: what loading on the dnn hosts' own cores adds to the accelerator's step, 0 where the data hosts
-make all batches; c: CPU-seconds of loading; turns: what loading and training cost each other on the
-same cores; V: vCPUs; s: CoreMark per vCPU over the profiled host's; q_h: one vCPU for the agent on
-data hosts with 8 or more; eta: efficiency of data hosts, higher where they make all batches (x is
-1). The waiting part of the worker-seconds takes as long anywhere: eta and s apply to the rest.
-Every term but the first is linear in x, so the exact minimum is at an end or where two lines cross.
-Where the accelerator is the limit, x leaves the other terms most room.
-
-The trainer's own CPU is charged in seconds (it holds on one-core hosts, where loading and training
-share the core); only where no seconds were measured are whole vCPUs reserved. Without accelerators
-the accelerator-only step is CPU work itself and becomes faster with the CPU.
+s: CoreMark per vCPU over the profiled host's; q_h: one vCPU for the agent on data hosts with 8 or
+more; eta: efficiency of data hosts. The waiting part of worker-seconds takes as long anywhere: eta
+and s apply to the rest. Every term is linear in x, so the exact minimum is at an end or where two
+lines cross. Without accelerators the accelerator-only step is CPU work itself and becomes faster
+with the CPU. Pure.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import Literal
 
 from stoker.catalog import Instance
-from stoker.records import Bottleneck, EpochTimes, Limit, Storage
-from stoker.records.other_programs import LEAST_FREE
-from stoker.step_model import COMPUTES, WAITS, Neighbour, Parts, SharedLoading
+from stoker.decide.parts import COMPUTES, LIMITS, Parts, largest_of
+from stoker.records import EpochTimes, Limit, Storage
+from stoker.records.profile import LEAST_FREE
 
 # CPU efficiency of data hosts after network and serialisation: alone, and where dnn hosts make
 # batches too, so that batches come in order from hosts of different pace. Calibrated on the
-# published runs on p3 (alone) and p4d (both), see tests/unit/test_decide_published.py; a dedicated
+# published runs on p3 (alone) and p4d (both), see tests/keel/test_decide_published.py; a dedicated
 # core on one machine reaches 0.91 to 0.97 alone.
-EFFICIENCY = 0.93
-EFFICIENCY_MIXED = 0.85
+_EFFICIENCY = 0.93
+_EFFICIENCY_MIXED = 0.85
 # More than eight are worth less: cedar measured .90, .86, .77, .65 at 2, 4, 8, 12 processes.
-WORTH_BEYOND = 0.88
-MANY_HOSTS = 8
-# Share of the turns that stays when all batches are made elsewhere, as the trainer then takes turns
-# with its receiving threads.
+_WORTH_BEYOND = 0.88
+_MANY_HOSTS = 8
+# Share of the turns that stays when all batches are made elsewhere. Measured on one core, over the
+# CPU-seconds without loading: 1.0 to 1.1 times with all batches made elsewhere, 1.1 to 1.4 times
+# with a local worker.
 _TURNS_LEFT = 0.5
 # Share of a network interface's nominal rate that a feed reaches.
-NETWORK_EFFICIENCY = 0.7
+_NETWORK_EFFICIENCY = 0.7
 # Below this much of a host's vCPUs the trainer's reserve is not believed.
 _LEAST_FREE = 1 / 8
 # A prediction never goes below this fraction of today's step: it would rest on no term at all.
 _LEAST_STEP = 1e-3
-# Of equal terms the first is named as the limit.
-_LIMITS: tuple[Limit, ...] = ("cpu", "accelerator", "latency", "network", "receive", "storage")
 # What loading on the dnn hosts is limited by.
 LOADING: tuple[Limit, ...] = ("cpu", "latency")
-# The term that a bottleneck of hosts without a data group is.
-_LIMIT_OF: Mapping[Bottleneck, Limit] = {
-    "cpu": "cpu",
-    "accelerator": "accelerator",
-    "workers": "latency",
-    "latency": "latency",
-    "storage": "storage",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,118 +63,97 @@ class Unexplained:
     """Why a profile supports no recommendation.
 
     Attributes:
-        kind: only_step: it has only the time of a step; not_measured: a part is missing;
-            other_programs: they made it too noisy; contradiction: its parts miss the step.
+        kind: not_measured: a part is missing; other_programs: they made it too noisy;
+            contradiction: its parts miss the step.
     """
 
-    kind: Literal["only_step", "not_measured", "other_programs", "contradiction"]
+    kind: Literal["not_measured", "other_programs", "contradiction"]
     text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepWork:
+class Work:
     """The work of one global step, in CPU-seconds of the profiled host.
 
     Attributes:
-        reference: The profiled type, with the measured vCPUs and accelerators.
-        hosts: Hosts of that type that train today.
-        ranks: Trainer processes of all hosts.
+        parts: Of today's hosts, with today's workers.
+        reference: Today's type, with the measured vCPUs and accelerators.
+        cpu_speed: Speed of its vCPUs over the profiled ones.
+        processes: Trainer processes of one host, as they are launched; a script may start more.
         num_workers: Loader workers of one host; None: not known.
-        accelerator_seconds: Accelerator-only step with its all-reduce; 0: not known.
-        receive_seconds: With the feed, in the trainer's own thread, not overlapped.
-        local_receive_seconds: The same with local workers alone, as part of what a rank's process
-            uses; None: not known, as with the feed.
-        neighbour: What loading on today's hosts adds to the accelerator's step.
-        handover_seconds: Wall clock to take a ready batch from a local worker; 0: not known.
-        loader_cpu_seconds: Loading and augmenting, all ranks.
-        loader_wall_seconds: Worker-seconds of the same work, with the fewest workers.
-        trainer_cpu_seconds: The trainer processes, all ranks.
-        turns_cpu_seconds: What a step used beyond loading and training apart; see `Parts`.
-        reserved_vcpus: vCPUs of one host for the trainer, instead of trainer_cpu_seconds.
+        step_seconds: Today's step.
+        batch_bytes: Bytes of a global batch; 0: not known.
         receive_cpu_seconds: The feed's receive side for a whole global batch, all ranks.
-        read_seconds: Time of today's storage for a step; 0: not known.
-        rates: Global batches per second of the loader alone, by workers of all of today's hosts.
-        wait_seconds: Part of today's step that waits for data; None: not known.
-        others_vcpus: vCPUs of today's hosts that other programs kept busy.
-        machine_width: Relative error from other programs and a CPU of changing speed.
+        reserved_vcpus: vCPUs of one host for the trainer, where its CPU-seconds are not known.
         storage: per_host: each host has a separate storage rate; unknown counts as shared.
+        shards: Shards of the stream over all ranks, which limit the busy workers; 0: no limit.
+        launch_share: Share of the accelerator's step in which no kernel runs, though no batch is
+            waited for: the script launches them too slowly.
+        epochs: Time beyond the usual steps of whole epochs.
+        others_width: Relative error from other programs.
         is_checked: The profile was checked against its own parts.
-        efficiency: Factor on the data hosts' efficiency, from earlier runs.
-        calibration_spread: Relative error of that factor; 0: none, or no earlier runs.
         parts_seconds: The step that the parts give.
         correction: Measured step over `parts_seconds`.
         corrected: The limits that the correction applies to: those that bind today.
-        shards: Shards of the stream over all ranks, which limit the busy workers; 0: no limit.
-        ranks_per_process: Profiled ranks over `ranks`, as a script may start more.
-        divides: The stream divides itself among its workers; None: not known.
-        epochs: Time beyond the usual steps of whole epochs, on the profiled hosts.
-        are_shards_set: `feed.shards` sets the number of shards, not the script.
-        splits: Several workers of a data host make the first batch of an epoch together.
-        launch_share: Share of accelerator_seconds in which no kernel runs, though no batch is
-            waited for: the script launches them too slowly.
     """
 
+    parts: Parts
     reference: Instance
-    hosts: int
-    ranks: int
+    cpu_speed: float = 1.0
+    processes: int
     num_workers: int | None
     step_seconds: float
-    accelerator_seconds: float
-    receive_seconds: float
-    loader_cpu_seconds: float
-    loader_wall_seconds: float
-    trainer_cpu_seconds: float
-    reserved_vcpus: float
-    receive_cpu_seconds: float
-    batch_bytes: float
-    neighbour: Neighbour = Neighbour()  # noqa: RUF009 - frozen
-    turns_cpu_seconds: float = 0.0
-    read_seconds: float = 0.0
-    shared: SharedLoading = SharedLoading()  # noqa: RUF009 - frozen
-    rates: Mapping[int, float] = field(default_factory=dict)
-    wait_seconds: float | None = None
-    others_vcpus: float = 0.0
-    machine_width: float = 0.0
+    batch_bytes: float = 0.0
+    receive_cpu_seconds: float = 0.0
+    reserved_vcpus: float = 0.0
     storage: Storage = "unknown"
-    local_receive_seconds: float | None = None
-    handover_seconds: float = 0.0
+    shards: int = 0
+    launch_share: float = 0.0
+    global_batch_size: int | None = None
+    epochs: EpochTimes | None = None
     doubts: tuple[Doubt, ...] = ()
     unexplained: Unexplained | None = None
+    others_width: float = 0.0
     is_checked: bool = False
     parts_seconds: float = 0.0
     correction: float = 1.0
     corrected: tuple[Limit, ...] = ()
-    global_batch_size: int | None = None
-    epochs: EpochTimes | None = None
-    efficiency: float = 1.0
-    calibration_spread: float = 0.0
-    data: "tuple[Hosts, ...]" = ()
-    shards: int = 0
-    ranks_per_process: float = 1.0
-    divides: bool | None = None
-    are_shards_set: bool = False
-    splits: bool = False
-    launch_share: float = 0.0
+
+    @property
+    def hosts(self) -> int:
+        return self.parts.hosts
 
     @property
     def has_own_storage(self) -> bool:
         return self.storage == "per_host"
 
     @property
-    def parallel_seconds(self) -> float:
-        """Worker-seconds of loading that more workers divide among them."""
-        return max(0.0, self.loader_wall_seconds - self.shared.least * self.shared.seconds)
-
-    @property
-    def waits(self) -> bool:
-        """Whether loading waits for something that its workers do not share."""
-        return self.parallel_seconds > WAITS * self.loader_cpu_seconds
+    def todays(self) -> "Cluster":
+        """Today's hosts with today's workers."""
+        dnn = Hosts(instance=self.reference, count=self.hosts, workers=self.num_workers)
+        return Cluster(dnn=dnn, processes=self.processes)
 
     def factor(self, limit: Limit) -> float:
         """Returns the factor on a model term with which today's cluster gives today's step."""
-        if limit in self.corrected:
-            return self.correction
-        return 1.0
+        return self.correction if limit in self.corrected else 1.0
+
+    def speed(self, instance: Instance) -> float:
+        """Returns the speed of a vCPU of the type over the profiled one's."""
+        there = instance.coremark_per_vcpu
+        here = self.reference.coremark_per_vcpu
+        return self.cpu_speed * there / here if there and here else self.cpu_speed
+
+    def shared_on(self, hosts: int) -> float:
+        """Returns the seconds for what workers share: so many hosts divide separate storages."""
+        divided = self.parts.hosts / hosts if self.has_own_storage else 1.0
+        return self.parts.shared_seconds * divided
+
+    def worker_seconds(self, instance: Instance, *, efficiency: float = 1.0) -> float:
+        """Returns worker-seconds of loading on a type, without what the workers share."""
+        # A faster CPU shortens only the computing, not waiting for reads or services.
+        parallel = self.parts.parallel_seconds
+        waiting = max(0.0, parallel - self.parts.loader_cpu_seconds)
+        return (parallel - waiting) / (self.speed(instance) * efficiency) + waiting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,18 +165,12 @@ class Hosts:
     workers: int | None = None
 
     @property
-    def workers_per_host(self) -> int:
-        if self.workers is None:
-            return self.instance.vcpus
-        return self.workers
-
-    @property
     def all_workers(self) -> int:
-        return self.count * self.workers_per_host
+        return self.count * (self.instance.vcpus if self.workers is None else self.workers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterShape:
+class Cluster:
     """A cluster.
 
     Attributes:
@@ -228,18 +186,13 @@ class ClusterShape:
     replicas: float = 1.0
     scaling: float = 1.0
 
+    @property
+    def hosts(self) -> tuple[Hosts, ...]:
+        return (self.dnn, *self.data)
 
-class _TermLine(NamedTuple):
-    limit: Limit
-    at_none: float
-    at_all: float
-
-    def times(self, factor: float) -> "_TermLine":
-        return _TermLine(self.limit, self.at_none * factor, self.at_all * factor)
-
-    def at(self, share: float) -> float:
-        # Exact at both ends, so that a term that is flat stays flat.
-        return self.at_none * (1 - share) + self.at_all * share
+    def with_workers(self, workers: int | None) -> "Cluster":
+        """Returns the cluster with so many loader workers on each dnn host."""
+        return replace(self, dnn=replace(self.dnn, workers=workers))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,186 +213,143 @@ class Estimate:
     accelerator_seconds: float
 
 
-def estimate(work: StepWork, shape: ClusterShape) -> Estimate:
-    """Estimates how long a global step of `work` takes on `shape`."""
-    work = of_workers(work, shape)
-    local = parts_on(work, shape)
-    receive = local.receive_seconds
-    if shape.data:
-        # The feed hands batches over, not torch's own loader.
-        receive = work.receive_seconds
-    accelerator = local.accelerator_seconds * work.factor("accelerator")
-    # The share that data hosts make is the one with which the step is shortest.
-    lines, share = _lines(work, shape, local)
-    terms = dict.fromkeys(_LIMITS, 0.0)
-    # The trainer's thread receives between two steps of the accelerator: its time is added.
-    neighbour = local.neighbour.seconds_at(local.loading_share(1 - share))
-    terms["accelerator"] = accelerator + (receive + neighbour) * work.factor("accelerator")
-    for line in lines:
-        terms[line.limit] = max(terms[line.limit], line.at(share))
-    largest = max(terms.values())
-    # Two lines that cross are one limit, whatever their last digits are.
-    limit = next(name for name in _LIMITS if terms[name] >= largest * (1 - 1e-9))
-    limit = _named(limit, terms=terms, work=work, shape=shape, local=local)
-    same = {limit}
-    if limit in LOADING and not work.waits:
-        # CPU and workers are one limit where loading does not wait.
-        same.update(LOADING)
-    second = max((name for name in _LIMITS if name not in same), key=terms.__getitem__)
+# A term's limit, and its seconds with no batch and with all batches made on data hosts.
+_Line = tuple[Limit, float, float]
+
+
+def estimate(work: Work, cluster: Cluster) -> Estimate:
+    """Estimates how long a global step of `work` takes on `cluster`."""
+    if work.num_workers == 0 and (cluster.dnn.workers != 0 or cluster.data):
+        # A main process loads with more threads than a worker has: its factor is not theirs.
+        corrected = tuple(limit for limit in work.corrected if limit != "latency")
+        work = replace(work, corrected=corrected)
+    parts = parts_on(work, cluster)
+    share = _best_share(work, cluster, parts)
+    seconds = terms(work, cluster, share, parts=parts)
+    largest = largest_of(seconds)
+    limit = largest
+    if cluster.data:
+        # Workers that compute all the time need the CPU: the two terms differ by noise.
+        if limit == "latency" and not work.parts.waits:
+            limit = "cpu" if seconds["cpu"] * COMPUTES >= seconds["latency"] else limit
+    elif limit == "latency" or parts.measured_seconds:
+        # Under the name that the bottleneck of these hosts has.
+        bottleneck = parts.bottleneck
+        if bottleneck == "workers":
+            limit = "latency"
+        elif bottleneck in ("cpu", "accelerator", "latency", "storage"):
+            limit = bottleneck
+    # CPU and workers are one limit where loading does not wait.
+    is_one = limit in LOADING and not work.parts.waits
+    same = LOADING if is_one else (limit,)
+    second = max((name for name in LIMITS if name not in same), key=seconds.__getitem__)
     # Where no term is known the step would be 0, and the speed-up without end.
-    step = max(largest, work.step_seconds * _LEAST_STEP)
+    step = max(seconds[largest], work.step_seconds * _LEAST_STEP)
+    accelerator = parts.accelerator_seconds * work.factor("accelerator")
     return Estimate(
         step_seconds=step,
         remote_share=share,
         limit=limit,
         second_limit=second,
         # `limit` may be below the largest term: never more than the step.
-        second_seconds=min(terms[second], step),
+        second_seconds=min(seconds[second], step),
         accelerator_seconds=min(accelerator, step),
     )
 
 
-def of_workers(work: StepWork, shape: ClusterShape) -> StepWork:
-    """Returns the work without the factor of a trainer that loads, on hosts that have workers.
+def terms(
+    work: Work, cluster: Cluster, x: float, *, parts: Parts | None = None
+) -> dict[Limit, float]:
+    """Returns the seconds of a step by each limit, with a share `x` of batches on data hosts.
 
-    The main process loads with more threads than a worker has.
+    Args:
+        work: The work of a step.
+        cluster: The hosts.
+        x: Share of the batches that data hosts make.
+        parts: What the dnn hosts make alone, if it is known.
     """
-    if work.num_workers != 0 or loads_itself(shape):
-        return work
-    corrected = tuple(limit for limit in work.corrected if limit != "latency")
-    return replace(work, corrected=corrected)
+    parts = parts or parts_on(work, cluster)
+    seconds = dict.fromkeys(LIMITS, 0.0)
+    for limit, at_none, at_all in _lines(work, cluster, parts, is_alone=x == 1):
+        # Exact at both ends, so that a term that is flat stays flat.
+        seconds[limit] = max(seconds[limit], at_none * (1 - x) + at_all * x)
+    # The trainer's thread takes a batch between two steps of the accelerator: its time is added.
+    # The feed has it ready.
+    floor = parts.accelerator_seconds + (0.0 if cluster.data else parts.receive_seconds)
+    floor += (1 - x) * parts.neighbour_seconds
+    seconds["accelerator"] = floor * work.factor("accelerator")
+    return seconds
 
 
-def loads_itself(shape: ClusterShape) -> bool:
-    """Whether the trainer loads its own batches, between its steps."""
-    return shape.dnn.workers == 0 and not shape.data
-
-
-def _named(
-    limit: Limit, *, terms: Mapping[Limit, float], work: StepWork, shape: ClusterShape, local: Parts
-) -> Limit:
-    """Returns the limit under the name that the bottleneck of these hosts has."""
-    if not shape.data:
-        if limit == "latency" or local.measured_seconds > 0:
-            return _LIMIT_OF.get(local.bottleneck, limit)
-        return limit
-    # Workers that compute all the time need the CPU: the two terms differ by noise.
-    is_cpu = not work.waits and terms["cpu"] * COMPUTES >= terms["latency"]
-    if limit == "latency" and is_cpu:
-        return "cpu"
-    return limit
-
-
-def shards_on(work: StepWork, shape: ClusterShape) -> int:
+def shards_on(work: Work, cluster: Cluster) -> int:
     """Returns the stream's shards, as many per rank as today; 0: no limit.
 
     One worker makes a shard, so no more workers can be busy on all hosts together.
     """
     if not work.shards:
         return 0
-    return max(1, round(work.shards * shape.dnn.count * shape.processes / work.ranks))
+    ranks = work.hosts * work.processes
+    return max(1, round(work.shards * cluster.dnn.count * cluster.processes / ranks))
 
 
-def _ranks_on(work: StepWork, shape: ClusterShape) -> int:
-    return max(1, round(shape.dnn.count * shape.processes * work.ranks_per_process))
-
-
-def busy_workers(work: StepWork, shape: ClusterShape) -> tuple[int, int]:
+def _busy_workers(work: Work, cluster: Cluster) -> tuple[int, int]:
     """Returns the workers of the dnn hosts and of the data hosts that can be busy."""
-    local = shape.dnn.all_workers
-    shards = shards_on(work, shape)
+    local = cluster.dnn.all_workers
     # A data host has one worker at least.
-    remote = sum(max(hosts.count, hosts.all_workers) for hosts in shape.data)
-    if not shards:
-        return local, remote
-    # As the feed assigns shards: to a data host while one has a free worker.
-    remote = min(remote, shards)
-    return min(local, shards - remote), remote
+    remote = sum(max(hosts.count, hosts.all_workers) for hosts in cluster.data)
+    if shards := shards_on(work, cluster):
+        # As the feed assigns shards: to a data host while one has a free worker.
+        remote = min(remote, shards)
+        local = min(local, shards - remote)
+    return local, remote
 
 
-def parts_on(work: StepWork, shape: ClusterShape) -> Parts:
-    """Returns the parts of a step that the dnn hosts of `shape` make without data hosts."""
-    dnn = shape.dnn
-    instance = shape.dnn.instance
-    storage = 1.0
-    if work.has_own_storage:
-        # Measured on today's hosts: more hosts divide that time.
-        storage = work.hosts / dnn.count
-    speed = _step_speed(work, shape)
-    receive, taking = _taking_seconds(work, shape)
-    workers = busy_workers(work, shape)[0]
-    vcpus = dnn.count * instance.capacity * _speed(work, instance)
-    parts = Parts(
-        accelerator_seconds=work.accelerator_seconds / speed,
-        neighbour=replace(work.neighbour, seconds=work.neighbour.seconds / speed),
-        receive_seconds=receive,
-        loader_cpu_seconds=work.loader_cpu_seconds,
-        # Where the trainer loads, it shares with no worker.
-        loader_wall_seconds=worker_seconds(work, instance)
-        + work.shared.least * work.shared.seconds * storage,
-        # The trainer was measured with cached batches, which it takes from no worker.
-        trainer_cpu_seconds=work.trainer_cpu_seconds + taking,
-        turns_cpu_seconds=_turns_seconds(work, workers),
+def _ranks_on(work: Work, cluster: Cluster) -> int:
+    launched = work.hosts * work.processes
+    return max(1, round(cluster.dnn.count * cluster.processes * work.parts.ranks / launched))
+
+
+def parts_on(work: Work, cluster: Cluster) -> Parts:
+    """Returns the parts of a step that the dnn hosts of a cluster make without data hosts."""
+    today = work.parts
+    dnn = cluster.dnn
+    instance = dnn.instance
+    speed = work.speed(instance)
+    # The global batch stays: N replicas divide it, and each further one is worth `scaling`.
+    step_speed = cluster.replicas
+    if cluster.replicas > 1:
+        step_speed *= cluster.scaling
+    # Without accelerators the step is CPU work, which a faster CPU shortens.
+    if not instance.accelerators:
+        step_speed *= speed
+    shared = work.shared_on(dnn.count)
+    is_todays = dnn == work.todays.dnn and cluster.replicas == 1 and not cluster.data
+    workers = _busy_workers(work, cluster)[0]
+    turns = today.turns_cpu_seconds
+    if work.num_workers is not None and workers > work.num_workers * today.hosts:
+        # As `Parts.with_workers`.
+        turns = max(0.0, turns)
+    vcpus = dnn.count * instance.capacity * speed
+    return replace(
+        today,
+        accelerator_seconds=today.accelerator_seconds / step_speed,
+        # On more cores the same loading is less in the way.
+        neighbour_seconds=today.neighbour_seconds / step_speed * today.vcpus / vcpus,
+        loader_wall_seconds=work.worker_seconds(instance) + today.fewest * shared,
+        turns_cpu_seconds=turns,
         vcpus=vcpus,
         others_vcpus=vcpus - free_vcpus(work, dnn),
         workers=workers,
         hosts=dnn.count,
-        ranks=_ranks_on(work, shape),
-        read_seconds=work.read_seconds * storage,
-        shared=replace(work.shared, seconds=work.shared.seconds * storage),
-    )
-    if not _is_todays(work, shape):
-        return parts
-    return replace(
-        parts,
-        rates=work.rates,
-        measured_seconds=work.step_seconds,
-        wait_seconds=work.wait_seconds,
+        ranks=_ranks_on(work, cluster),
+        shared_seconds=shared,
+        rates=today.rates if is_todays else {},
+        measured_seconds=today.measured_seconds if is_todays else 0.0,
+        wait_seconds=today.wait_seconds if is_todays else None,
     )
 
 
-def _step_speed(work: StepWork, shape: ClusterShape) -> float:
-    """Returns how many times as fast as today an accelerator-only step of the global batch is."""
-    # The global batch stays: N replicas divide it, and each further one is worth `scaling`.
-    speed = shape.replicas
-    if shape.replicas > 1:
-        speed *= shape.scaling
-    # Without accelerators the step is CPU work, which a faster CPU shortens.
-    if not shape.dnn.instance.accelerators:
-        speed *= _speed(work, shape.dnn.instance)
-    return speed
-
-
-def _taking_seconds(work: StepWork, shape: ClusterShape) -> tuple[float, float]:
-    """Returns what taking a batch from local workers costs: seconds, and CPU-seconds of all ranks.
-
-    Nothing is handed over where the trainer's own thread loads.
-    """
-    if loads_itself(shape):
-        return 0.0, 0.0
-    local = work.local_receive_seconds
-    if local is None:
-        return max(work.receive_seconds, work.handover_seconds), 0.0
-    taking = local * work.ranks * work.ranks_per_process
-    return max(local, work.handover_seconds), taking
-
-
-def _turns_seconds(work: StepWork, workers: int) -> float:
-    # As `Parts.with_workers`.
-    if work.num_workers is not None and workers > work.num_workers * work.hosts:
-        return max(0.0, work.turns_cpu_seconds)
-    return work.turns_cpu_seconds
-
-
-def _is_todays(work: StepWork, shape: ClusterShape) -> bool:
-    """Whether these are today's hosts with today's workers, and neither had data hosts."""
-    dnn = shape.dnn
-    is_same = dnn.instance.type == work.reference.type and dnn.count == work.hosts
-    is_alone = not shape.data and not work.data and shape.replicas == 1
-    return is_same and is_alone and dnn.workers == work.num_workers
-
-
-def free_vcpus(work: StepWork, hosts: Hosts) -> float:
+def free_vcpus(work: Work, hosts: Hosts) -> float:
     """Returns the vCPUs of all dnn hosts that the trainer leaves, as vCPUs of the profiled type."""
     instance = hosts.instance
     reserved = work.reserved_vcpus
@@ -448,169 +358,103 @@ def free_vcpus(work: StepWork, hosts: Hosts) -> float:
         reserved *= instance.accelerators / work.reference.accelerators
     # Other programs that ran on today's hosts are assumed on all hosts of that type.
     if instance.type == work.reference.type:
-        reserved += work.others_vcpus / work.hosts
-    least = LEAST_FREE
-    if work.reserved_vcpus:
-        # A reserve is a guess and may not take nearly all vCPUs; measured programs may.
-        least = _LEAST_FREE
+        reserved += work.parts.others_vcpus / work.hosts
+    # A reserve is a guess and may not take nearly all vCPUs; measured programs may.
+    least = _LEAST_FREE if work.reserved_vcpus else LEAST_FREE
     free = max(instance.capacity - reserved, instance.capacity * least)
-    return hosts.count * free * _speed(work, instance)
+    return hosts.count * free * work.speed(instance)
 
 
-def worker_seconds(work: StepWork, instance: Instance, *, efficiency: float = 1.0) -> float:
-    """Returns worker-seconds of a step's loading on this type, without what the workers share."""
-    # A faster CPU shortens only the computing, not waiting for reads or services.
-    waiting = max(0.0, work.parallel_seconds - work.loader_cpu_seconds)
-    running = work.parallel_seconds - waiting
-    return running / (_speed(work, instance) * efficiency) + waiting
-
-
-def cpu_seconds(work: StepWork, instance: Instance) -> float:
-    """Returns CPU-seconds of a step's loading on this type, with all vCPUs busy."""
-    return work.loader_cpu_seconds / _speed(work, instance)
-
-
-def _speed(work: StepWork, instance: Instance) -> float:
-    if instance.coremark_per_vcpu is None or work.reference.coremark_per_vcpu is None:
-        return 1.0
-    return instance.coremark_per_vcpu / work.reference.coremark_per_vcpu
-
-
-def _lines(work: StepWork, shape: ClusterShape, parts: Parts) -> tuple[list[_TermLine], float]:
-    """Returns the terms but the first, and the remote share that makes their largest the least."""
-    if not shape.data:
-        terms = parts.terms
-        alone = [_TermLine(name, terms[name], 0.0) for name in ("cpu", "latency", "storage")]
-        return _corrected(work, alone), 0.0
-    # The efficiency jumps at x = 1 (the data hosts make all batches), so both cases are tried.
-    alone = _corrected(work, _mixed_lines(work, shape, parts, efficiency=EFFICIENCY))
-    local, remote = busy_workers(work, shape)
-    if local == 0:
-        return alone, 1.0
-    mixed = _corrected(work, _mixed_lines(work, shape, parts, efficiency=EFFICIENCY_MIXED))
-    if work.shards:
-        # All shards give the same number of batches.
-        return mixed, remote / (local + remote)
-    share = _best_share(mixed)
-    if _largest(mixed, share) <= _largest(alone, 1.0):
-        return mixed, share
-    return alone, 1.0
-
-
-def _corrected(work: StepWork, lines: Sequence[_TermLine]) -> list[_TermLine]:
-    return [line.times(work.factor(line.limit)) for line in lines]
-
-
-def _mixed_lines(
-    work: StepWork, shape: ClusterShape, parts: Parts, *, efficiency: float
-) -> list[_TermLine]:
-    """Returns the terms from no batch made on the data hosts to all of them."""
-    dnn = parts.terms
-    data = shape.data
-    cpu, workers = _remote_rates(work, data, efficiency=efficiency)
-    if work.shards:
-        without_limit = busy_workers(replace(work, shards=0), shape)[1]
-        workers *= busy_workers(work, shape)[1] / without_limit
-    # Measured on one core, over the CPU-seconds with cached batches: 1.0 to 1.1 times with all
-    # batches made elsewhere, 1.1 to 1.4 times with a local worker. Half of the turns fits both.
-    alone = max(0.0, work.trainer_cpu_seconds + _TURNS_LEFT * work.turns_cpu_seconds)
-    training = alone / parts.free_vcpus
+def _lines(work: Work, cluster: Cluster, parts: Parts, *, is_alone: bool) -> list[_Line]:
+    """Returns all terms but the accelerator's."""
+    if cluster.data:
+        lines = _remote_lines(work, cluster, parts, is_alone=is_alone)
+    else:
+        local = parts.terms
+        lines = ((name, local[name], 0.0) for name in ("cpu", "latency", "storage"))
     return [
-        # dnn hosts: ((1-x) c + (1-x/2) turns + trainer + x receive) / V; data hosts: x c / their
-        # vCPUs.
-        _TermLine("cpu", dnn["cpu"], training + work.receive_cpu_seconds / parts.free_vcpus),
-        _TermLine("cpu", 0.0, work.loader_cpu_seconds / cpu),
-        # One thread of a rank receives: more vCPUs do not help it.
-        _TermLine("receive", 0.0, work.receive_cpu_seconds / _ranks_on(work, shape)),
-        _TermLine("network", 0.0, _network_seconds(work, (shape.dnn,))),
-        _TermLine("network", 0.0, _network_seconds(work, data)),
-        # A host's own work is divided.
-        *_waiting_lines(work, data, parts, divided=1 / workers if workers else 0.0),
+        (limit, at_none * work.factor(limit), at_all * work.factor(limit))
+        for limit, at_none, at_all in lines
     ]
 
 
-def _waiting_lines(
-    work: StepWork, data: Sequence[Hosts], parts: Parts, *, divided: float
-) -> list[_TermLine]:
-    """Returns the terms of workers that wait, and of the storage.
+def _remote_lines(work: Work, cluster: Cluster, parts: Parts, *, is_alone: bool) -> Iterator[_Line]:
+    """Yields the terms from no batch made on the data hosts to all of them.
 
     Args:
         work: The work of a step.
-        data: The data hosts.
-        parts: Those of the dnn hosts.
-        divided: Seconds of a step for what the data hosts' workers divide among them.
+        cluster: With data hosts.
+        parts: What its dnn hosts make alone.
+        is_alone: Data hosts make all batches, and need not keep an order with local workers.
     """
-    # Shared storage takes the same time for each reader, wherever a batch is made: it is at both
-    # ends of each line.
-    other_end = shared = work.shared.seconds
-    reads = [_TermLine("storage", work.read_seconds, work.read_seconds)]
-    if work.has_own_storage:
-        # Separate storages are needed only for a host's own batches.
-        share = work.hosts / sum(hosts.count for hosts in data)
-        other_end = 0.0
-        shared *= share
-        reads = [
-            _TermLine("storage", parts.read_seconds, 0.0),
-            _TermLine("storage", 0.0, work.read_seconds * share),
-        ]
-    lines = []
-    if parts.workers:
-        name: Limit = "storage" if parts.is_shared else "latency"
-        seconds = parts.shared.seconds + parts.parallel_seconds / parts.workers
-        lines.append(_TermLine(name, seconds, other_end))
-    name = "storage" if shared > divided else "latency"
-    return [*lines, _TermLine(name, other_end, shared + divided), *reads]
-
-
-def _remote_rates(
-    work: StepWork, data: Sequence[Hosts], *, efficiency: float
-) -> tuple[float, float]:
-    """Returns the data hosts' vCPUs as vCPUs of the profiled type, and their workers' steps/s."""
-
-    def vcpus_of(hosts: Hosts) -> float:
-        # The agent encrypts and sends: it takes one vCPU of a large host, else it shares.
-        agent = 1 if hosts.instance.capacity >= 8 else 0
-        return (hosts.instance.capacity - agent) * _speed(work, hosts.instance)
-
-    left = MANY_HOSTS
+    today = work.parts
+    data = cluster.data
+    number = sum(hosts.count for hosts in data)
+    beyond = max(0, number - _MANY_HOSTS)
+    worth = _EFFICIENCY if is_alone else _EFFICIENCY_MIXED
+    worth *= (number - beyond + _WORTH_BEYOND * beyond) / number
     cpu = 0.0
-    steps_a_second = 0.0
-    # The strongest first, so that the weakest are those beyond the eighth, which count for less:
-    # one more host always adds something.
-    for hosts in sorted(data, key=vcpus_of, reverse=True):
-        first = min(hosts.count, left)
-        left -= first
-        workers = max(hosts.workers_per_host, 1)
-        # Hosts up to the eighth, then further hosts of this type.
-        for count, less in ((first, 1.0), (hosts.count - first, WORTH_BEYOND)):
-            worth = efficiency * less * work.efficiency
-            seconds = worker_seconds(work, hosts.instance, efficiency=worth)
-            cpu += count * worth * vcpus_of(hosts)
-            if seconds > 0:
-                steps_a_second += count * workers / seconds
-    return cpu, steps_a_second
+    rate = 0.0
+    for hosts in data:
+        # The agent encrypts and sends: it takes one vCPU of a large host, else it shares.
+        vcpus = hosts.instance.capacity - (1 if hosts.instance.capacity >= 8 else 0)
+        cpu += hosts.count * worth * vcpus * work.speed(hosts.instance)
+        if seconds := work.worker_seconds(hosts.instance, efficiency=worth):
+            rate += max(hosts.all_workers, hosts.count) / seconds
+    if work.shards:
+        able = _busy_workers(replace(work, shards=0), cluster)[1]
+        rate *= _busy_workers(work, cluster)[1] / able
+    training = today.trainer_cpu_seconds - today.receive_seconds * today.ranks
+    training += _TURNS_LEFT * today.turns_cpu_seconds
+    used = max(0.0, training) + work.receive_cpu_seconds
+    yield "cpu", parts.terms["cpu"], used / parts.free_vcpus
+    yield "cpu", 0.0, today.loader_cpu_seconds / cpu
+    # One thread of a rank receives: more vCPUs do not help it.
+    yield "receive", 0.0, work.receive_cpu_seconds / _ranks_on(work, cluster)
+    for group in ((cluster.dnn,), data):
+        yield "network", 0.0, _network_seconds(work, group)
+    # Shared storage takes the same time for each reader, wherever a batch is made: it is at both
+    # ends of each line. Separate storages are needed only for a host's own batches.
+    shared = work.shared_on(number)
+    elsewhere = 0.0 if work.has_own_storage else shared
+    if parts.workers:
+        local = parts.shared_seconds + parts.parallel_seconds / parts.workers
+        yield "storage" if parts.is_shared else "latency", local, elsewhere
+    divided = 1 / rate if rate else 0.0
+    yield "storage" if shared > divided else "latency", elsewhere, shared + divided
 
 
-def _network_seconds(work: StepWork, group: Sequence[Hosts]) -> float:
+def _network_seconds(work: Work, group: Sequence[Hosts]) -> float:
     # An unknown rate is no limit.
     gbps = sum(hosts.count * (hosts.instance.sustained_gbps or math.inf) for hosts in group)
-    return work.batch_bytes * 8 / (NETWORK_EFFICIENCY * gbps * 1e9)
+    return work.batch_bytes * 8 / (_NETWORK_EFFICIENCY * gbps * 1e9)
 
 
-def _best_share(lines: Sequence[_TermLine]) -> float:
+def _best_share(work: Work, cluster: Cluster, parts: Parts) -> float:
+    """Returns the share of remote batches that makes the largest term the least."""
+    if not cluster.data:
+        return 0.0
+    local, remote = _busy_workers(work, cluster)
+    if local == 0:
+        return 1.0
+    if work.shards:
+        # All shards give the same number of batches.
+        return remote / (local + remote)
+    lines = _lines(work, cluster, parts, is_alone=False)
     # The maximum of lines is convex: its minimum is at an end, or where a falling line crosses a
     # rising one. Two lines cross between the ends if their order there differs.
     shares = {0.0, 1.0}
-    for index, one in enumerate(lines):
-        for other in lines[index + 1 :]:
-            at_none = one.at_none - other.at_none
-            at_all = one.at_all - other.at_all
-            if at_none * at_all < 0:
-                shares.add(at_none / (at_none - at_all))
-    return min(sorted(shares), key=lambda share: _largest(lines, share))
+    for (_, one_at_none, one_at_all), (_, other_at_none, other_at_all) in combinations(lines, 2):
+        at_none = one_at_none - other_at_none
+        at_all = one_at_all - other_at_all
+        if at_none * at_all < 0:
+            shares.add(at_none / (at_none - at_all))
+    share = min(sorted(shares), key=lambda share: _largest(lines, share))
+    # The efficiency jumps where the data hosts make all batches.
+    alone = _lines(work, cluster, parts, is_alone=True)
+    return share if _largest(lines, share) <= _largest(alone, 1.0) else 1.0
 
 
-def _largest(lines: Sequence[_TermLine], share: float) -> float:
-    # As `at`, whose calls take a tenth of a decision.
+def _largest(lines: Sequence[_Line], share: float) -> float:
     local = 1 - share
-    return max([line.at_none * local + line.at_all * share for line in lines])
+    return max([at_none * local + at_all * share for _, at_none, at_all in lines])

@@ -1,158 +1,251 @@
-"""The search space: which clusters are priced, and the plan of each."""
+"""The search: today's cluster, and the changes that the flow chart considers."""
 
-import contextlib
-import dataclasses
+import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from stoker.catalog import Instance
-from stoker.decide.candidates import (
-    Candidate,
-    SearchSpace,
-    heterogeneous,
-    more_shards_words,
-    named,
-    scale_out,
-    scale_up,
-    tune,
-    with_any_shards,
-)
-from stoker.decide.choose import cluster, misses_deadline
-from stoker.decide.model import ClusterShape, Hosts
-from stoker.decide.pricing import PlanRules, plan_of, predicted, problem_of, why_unusable
+from stoker.decide.model import Cluster, Estimate, Hosts, estimate, parts_on, shards_on
+from stoker.decide.parts import more_workers, tuned
+from stoker.decide.price import Space, make_plan, misses_deadline
 from stoker.errors import UsageError
-from stoker.records import Advice, Group, Plan
-from stoker.units import ms
+from stoker.records import Action, Group, Plan
 
-# More shards are advised where a step would take less than this share of the best plan's.
-_MORE_SHARDS_HELP = 0.9
-# Data types whose plans are listed: the best by the objective, and by the other one. Each has a
-# plan for each number of hosts (8 by default): more types would hide the useful rows.
-_BEST_TYPES = 3
-_BEST_BY_OTHER = 2
+# Worth of a further replica inside one host (8 GPUs: a little over an eighth of the time of 1) and
+# across hosts (published on p3.16xlarge: 1.8, 3.7, 7.3 times on 2, 4, 8 hosts).
+_SCALING_INSIDE = 0.95
+_SCALING_ACROSS = 0.9
+_MORE_HOSTS = (2, 4)
+# Local workers gain nothing where the data hosts alone are so far below the accelerator's step.
+_ROOM = 0.85
+# More data hosts have to make a step shorter by this at least.
+_SHORTER = 0.99
+# Data types whose plans are listed. Each has a plan for each number of hosts (8 by default): more
+# types would hide the useful rows.
+_BEST_TYPES = 5
 
 
-def candidates_of(space: SearchSpace, rules: PlanRules, today_plan: Plan) -> Iterator[Candidate]:
-    yield from tune(space)
-    for candidate in scale_up(space):
+def searched(space: Space, keep: Plan) -> Iterator[Plan]:
+    """Yields the plans of the flow chart: more workers, a larger type, data hosts, more replicas.
+
+    Args:
+        space: What plans are made from.
+        keep: Today's cluster.
+    """
+    free = free_plan(space)
+    if free:
+        yield free
+    today = space.today
+    is_here = space.catalog.info.is_this_machine
+    family = [*_of_the_family(space)]
+    for instance in family:
+        is_larger = instance.vcpus > today.capacity and instance.accelerators == today.accelerators
         # On this machine even if not allowed, as an infeasible plan: the cores of data hosts are
         # compared with the same cores in one host.
-        instance = candidate.shape.dnn.instance
-        if space.catalog.info.is_this_machine or not why_unusable(instance, rules):
-            yield candidate
-    yield from _best_heterogeneous(space, rules)
-    outcome = today_plan.predicted
-    # More accelerators change the global batch, thus the training: searched only if needed.
-    if outcome is not None and (
-        outcome.limit in ("accelerator", "launch") or misses_deadline(outcome, rules.constraints)
-    ):
-        for candidate in scale_out(space):
-            if not why_unusable(candidate.shape.dnn.instance, rules):
-                yield candidate
-
-
-def plans_of_last_run(
-    space: SearchSpace, groups: tuple[Group, ...], rules: PlanRules, *, known: Sequence[Plan]
-) -> list[Plan]:
-    """Returns the plan of the last run's cluster, unless it is known or has a type that is not."""
-    hosts = _hosts(groups)
-    if any(_hosts(plan.groups) == hosts for plan in known):
-        return []
-    with contextlib.suppress(UsageError):
-        # Nobody asked for it now: limits of the search apply to it.
-        candidate = dataclasses.replace(named(space, groups), asked_for=False)
-        if all(not why_unusable(space.get(group.instance_type), rules) for group in groups):
-            return [plan_on(space, candidate, rules)]
-    return []
-
-
-def _best_heterogeneous(space: SearchSpace, rules: PlanRules) -> Iterator[Candidate]:
-    if space.unfed:
+        if is_larger and (is_here or not space.why_unusable(instance)):
+            yield _planned(space, "scale_up", _cluster(space, instance, space.work.hosts))
+    if not space.unfed:
+        yield from _best_heterogeneous(space, free)
+    outcome = keep.predicted
+    # More accelerators change the global batch, thus the training: searched only if needed. All
+    # hosts of this machine have the same ones.
+    is_needed = outcome is not None and (
+        outcome.limit in ("accelerator", "launch") or misses_deadline(outcome, space.constraints)
+    )
+    if not is_needed or not today.accelerators or is_here:
         return
-    by_type: dict[str, list[Candidate]] = {}
+    hosts = space.work.hosts
+    for instance in family:
+        if instance.accelerators > today.accelerators and not space.why_unusable(instance):
+            # The fewest larger hosts with more accelerators than today.
+            count = hosts * today.accelerators // instance.accelerators + 1
+            yield _planned(space, "scale_out", _cluster(space, instance, count))
+    for times in _MORE_HOSTS:
+        yield _planned(space, "scale_out", _cluster(space, today, hosts * times))
+
+
+def free_plan(space: Space) -> Plan | None:
+    """Returns today's hosts with as many loader workers as help; None: more than today's do not.
+
+    More workers of a stream need more shards, which the script sets: it gets advice.
+    """
+    work = space.work
+    if work.num_workers is None or space.unworkable or work.shards:
+        return None
+    better = more_workers(parts_on(work, work.todays))
+    if better is None:
+        return None
+    cluster = work.todays.with_workers(better.workers // work.hosts)
+    # What a script sets is of one rank, and a host may have several.
+    num_workers = math.ceil(better.workers / better.ranks)
+    return make_plan(space, "tune", cluster, num_workers=num_workers)
+
+
+def _of_the_family(space: Space) -> Iterator[Instance]:
+    today = space.today
+    for listed in space.catalog.instances:
+        instance = space.get(listed.type)
+        is_same_model = instance.accelerator_model == today.accelerator_model
+        if instance.family == today.family and is_same_model:
+            yield instance
+
+
+def _best_heterogeneous(space: Space, free: Plan | None) -> Iterator[Plan]:
+    """Yields today's hosts with data hosts: those of the best types, each with 1 to the most."""
+    ranking = space.ranking
+    base = space.work.todays
+    if space.work.num_workers is None:
+        base = _cluster(space, space.today, space.work.hosts)
+    if free:
+        # What costs nothing comes first: data hosts are not to be credited with it.
+        base = base.with_workers(free.groups[0].workers_per_host)
     plans: dict[str, list[Plan]] = {}
-    for instance in _data_types(space, rules):
-        candidates = list(heterogeneous(space, instance, most=rules.constraints.max_data_hosts))
-        if candidates:
-            by_type[instance.type] = candidates
-            plans[instance.type] = [plan_on(space, candidate, rules) for candidate in candidates]
+    for instance in _data_types(space):
+        least = math.inf
+        for count in range(1, space.constraints.max_data_hosts + 1):
+            data = Hosts(instance=instance, count=count, workers=instance.vcpus)
+            plan = _planned(space, "heterogeneous", replace(base, data=(data,)))
+            step = plan.predicted.step_seconds if plan.predicted else least
+            # Hosts that make a step no shorter are of no use.
+            if step > least * _SHORTER:
+                break
+            least = step
+            plans.setdefault(instance.type, []).append(plan)
 
-    # Tuples are compared from the left, and False comes first: feasible plans before all others.
-    def best(name: str) -> tuple[bool, float, float]:
-        return min(value_of(plan) for plan in plans[name])
+    def best(name: str) -> tuple[bool, float, float, int, str]:
+        return min(map(ranking.rank, plans[name]))
 
-    def value_of(plan: Plan) -> tuple[bool, float, float]:
-        value, cpu = rules.ranking.of_plan(plan)
-        if rules.ranking.is_billed:
-            return not plan.feasible, value, 0.0
-        # Without prices many types are as fast: those that take less CPU time are listed.
-        return not plan.feasible, value, cpu
-
-    def best_by_other(name: str) -> tuple[bool, float]:
-        return min((not plan.feasible, rules.ranking.of_plan(plan)[1]) for plan in plans[name])
-
-    names = sorted(plans, key=best)[:_BEST_TYPES]
-    # And the best by what counts second: by time where dollars decide, by dollars where time does.
-    names += sorted(plans, key=best_by_other)[:_BEST_BY_OTHER]
-    # A type that is best by both comes once.
-    for name in dict.fromkeys(names):
-        yield from by_type[name]
+    for name in sorted(plans, key=best)[:_BEST_TYPES]:
+        yield from plans[name]
 
 
-def _data_types(space: SearchSpace, rules: PlanRules) -> list[Instance]:
-    listed = {i.type: i for i in space.catalog.instances}
-    for name in rules.allowed or ():
+def _data_types(space: Space) -> Iterator[Instance]:
+    """Yields the types without accelerators that may load, in the order of their names."""
+    listed = {instance.type: instance for instance in space.catalog.instances}
+    for name in space.allowed or ():
         listed.setdefault(name, space.catalog.get(name))
     # The catalog may know today's type without listing it: local types, and types of nodes.
-    if space.today.accelerators == 0:
-        listed.setdefault(space.today.type, space.today)
-    return [
-        space.get(instance.type)
-        for _, instance in sorted(listed.items())
-        if instance.accelerators == 0
-        and (instance.usd_per_hour is not None or not rules.ranking.is_billed)
-        and not why_unusable(instance, rules)
-    ]
+    listed.setdefault(space.today.type, space.today)
+    is_billed = space.ranking.is_billed
+    for name in sorted(listed):
+        instance = space.get(name)
+        has_price = instance.usd_per_hour is not None or not is_billed
+        if not listed[name].accelerators and has_price and not space.why_unusable(instance):
+            yield instance
 
 
-def advice_on_shards(space: SearchSpace, rules: PlanRules, plans: Sequence[Plan]) -> list[Advice]:
-    """Returns advice on more shards of a stream, where data hosts would then help more."""
+def named(space: Space, groups: Sequence[Group]) -> Plan:
+    """Returns the plan of a cluster that the user named.
+
+    Raises UsageError if it has no dnn group or several, or a type that is not in the catalog.
+    """
+    dnn_groups = [group for group in groups if group.role == "dnn"]
+    if len(dnn_groups) != 1:
+        raise UsageError(
+            f"a cluster needs exactly one dnn group, this one has {len(dnn_groups)}",
+            where="--group",
+            fix="for example --group dnn=1 --group data=c5.4xlarge:2",
+        )
+    (group,) = dnn_groups
+    workers = group.workers_per_host
+    cluster = _cluster(space, space.get(group.instance_type), group.count)
+    data = []
+    for other in groups:
+        if other.role == "data":
+            instance = space.get(other.instance_type)
+            own = other.workers_per_host
+            own = instance.vcpus if own is None else own
+            data.append(Hosts(instance=instance, count=other.count, workers=own))
+    processes = group.processes_per_host or cluster.processes
+    cluster = replace(cluster, data=tuple(data), processes=processes)
+    if workers is not None:
+        cluster = cluster.with_workers(workers)
+    action = _action(space, cluster)
+    problem = _problem(space, cluster, workers=workers)
+    # A group without :WORKERS leaves them to stoker, as a searched cluster does.
+    if workers is None and not problem:
+        return _planned(space, action, cluster, asked_for=True)
+    return make_plan(space, action, cluster, problem=problem, asked_for=True)
+
+
+def _problem(space: Space, cluster: Cluster, *, workers: int | None) -> str:
+    """Returns why a named cluster cannot be predicted or run; empty: nothing is in the way."""
+    instance = cluster.dnn.instance
+    if cluster.data and space.unfed:
+        return space.unfed
+    if workers and space.unworkable:
+        return space.unworkable
+    if space.catalog.info.is_this_machine and instance.accelerators and cluster.replicas > 1:
+        return f"this machine has no accelerators for {cluster.dnn.count} training hosts"
+    todays, there = map(_accelerators, (space.today, instance))
+    if there != todays:
+        what = f"the accelerators differ ({todays} today, {there} here)"
+        return f"{what}: profile the training there"
+    return ""
+
+
+def _accelerators(instance: Instance) -> str:
+    return (instance.accelerator_model or "unknown") if instance.accelerators else "none"
+
+
+def _action(space: Space, cluster: Cluster) -> Action:
+    dnn = cluster.dnn
+    if cluster.data:
+        return "heterogeneous"
+    if cluster.replicas != 1 or dnn.count != space.work.hosts:
+        return "scale_out"
+    if dnn.instance.type != space.today.type:
+        return "scale_up"
+    return "keep" if dnn.workers in (None, space.work.num_workers) else "tune"
+
+
+def _cluster(space: Space, instance: Instance, count: int) -> Cluster:
+    """Returns dnn hosts with the workers that help, and replicas as their accelerators."""
     work = space.work
-    if not work.shards or space.unfed:
-        return []
-    # Work as it would be if the stream had as many shards as any plan can use.
-    freed = with_any_shards(space)
-    plans_of = (plan_on(freed, candidate, rules) for candidate in _best_heterogeneous(freed, rules))
-    able = [plan for plan in plans_of if plan.feasible and plan.predicted]
-    if not able:
-        return []
-    best = rules.ranking.best(able)
-    assert best.predicted is not None
-    seconds = best.predicted.counted_seconds
-    seconds_today = [
-        plan.predicted.counted_seconds for plan in plans if plan.feasible and plan.predicted
-    ]
-    if seconds > _MORE_SHARDS_HELP * min(seconds_today, default=work.step_seconds):
-        return []
-    how = more_shards_words(space, best.groups)
-    when = "the stream can be divided so far"
-    if work.divides is False:
-        how = "let the stream divide itself by get_worker_info(), which it does not ask today"
-        when = "small work on the dataset"
-    text = f"With more shards {cluster(best)} would take {ms(seconds)} per step: {how}. Then "
-    return [Advice(id="shards", text=f"{text}profile and decide again.", when=when)]
+    larger = 1.0
+    if instance.accelerators and space.today.accelerators:
+        larger = instance.accelerators / space.today.accelerators
+    cluster = Cluster(
+        dnn=Hosts(instance=instance, count=count, workers=work.num_workers),
+        # A process drives as many accelerators as today.
+        processes=max(1, round(work.processes * larger)),
+        replicas=max(count * larger / work.hosts, 1e-6),
+        scaling=_SCALING_ACROSS if count > work.hosts else _SCALING_INSIDE,
+    )
+    if space.unworkable:
+        return cluster
+    return cluster.with_workers(tuned(parts_on(work, cluster)).workers // count)
 
 
-def plan_on(space: SearchSpace, candidate: Candidate, rules: PlanRules) -> Plan:
+def _planned(space: Space, action: Action, cluster: Cluster, *, asked_for: bool = False) -> Plan:
+    """Returns the plan with the workers that stoker would set on the dnn hosts."""
     work = space.work
-    today = ClusterShape(dnn=Hosts(instance=rules.today, count=work.hosts), data=work.data)
-    outcome = predicted(work, candidate, today=today, rules=rules)
-    problem = problem_of(candidate, outcome, rules)
-    return plan_of(candidate, outcome, problem, global_batch_size=work.global_batch_size)
+    shards = shards_on(work, cluster)
+    if shards and cluster.dnn.workers is not None:
+        most = min(cluster.dnn.workers, math.ceil(shards / cluster.dnn.count))
+        cluster = cluster.with_workers(most)
+    made = None
+    if cluster.data and space.feed.local_workers != "auto":
+        cluster = cluster.with_workers(space.feed.local_workers)
+    elif cluster.data:
+        made = estimate(work, cluster)
+        if alone := _alone(space, cluster, made):
+            cluster = cluster.with_workers(0)
+            made = alone
+    return make_plan(space, action, cluster, made=made, asked_for=asked_for)
 
 
-def hosts_of(candidate: Candidate) -> list[tuple[str, str, int]]:
-    return _hosts(candidate.groups)
+def _alone(space: Space, cluster: Cluster, mixed: Estimate) -> Estimate | None:
+    """Returns the estimate without local workers, if data hosts need none.
 
-
-def _hosts(groups: Sequence[Group]) -> list[tuple[str, str, int]]:
-    return sorted((group.role, group.instance_type, group.count) for group in groups)
+    Then the trainer has the CPUs. They need none if they make all batches, or if the accelerator
+    is the limit with room left.
+    """
+    if mixed.remote_share < 1 and mixed.limit != "accelerator":
+        return None
+    alone = estimate(space.work, cluster.with_workers(0))
+    if alone.step_seconds > mixed.step_seconds * (1 + 1e-9):
+        return None
+    has_room = alone.second_seconds <= _ROOM * alone.step_seconds
+    is_enough = mixed.remote_share >= 1 or (alone.limit == "accelerator" and has_room)
+    return alone if is_enough else None

@@ -1,6 +1,6 @@
 """Batches copied ahead to the device that trains, and cast and normalised there.
 
-On a device with streams (CUDA, ROCm, XPU ...) the next batch is copied on a separate stream while
+On a GPU (CUDA or ROCm) the next batch is copied on a separate stream while
 the script computes with the one before. From memory that is not pinned, a copy waits for the host.
 
 Memory of a batch belongs to the copying stream. What the script drops is free at once for the
@@ -12,8 +12,8 @@ script that uses a batch on yet another stream says so by `record_stream`, as al
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from contextlib import AbstractContextManager
-from typing import Generic, Protocol, TypeVar, cast, runtime_checkable
+from types import ModuleType
+from typing import Generic, TypeVar, cast
 
 import torch
 from torch.utils.data import DataLoader
@@ -21,8 +21,6 @@ from torch.utils.data import DataLoader
 from stoker.errors import UsageError
 from stoker.feed import loader_state
 from stoker.feed.bookkeeping import this_process
-from stoker.feed.transfer import transferred, transferred_block
-from stoker.feed.wire.blocks import BlockBatch, taken_from
 from stoker.pending_error import PendingError
 
 _T = TypeVar("_T")
@@ -31,38 +29,6 @@ Moments = float | Sequence[float]
 
 # Known to have no `to`, without a look at each name that it would have.
 _PLAIN = frozenset({list, tuple, int, float, bool, str, bytes, type(None)})
-
-
-@runtime_checkable
-class _Movable(Protocol):
-    """A batch of the user's own type that can be moved."""
-
-    def to(self, device: torch.device, *, non_blocking: bool) -> object: ...
-
-
-@runtime_checkable
-class _Fed(Protocol):
-    """Iterator of a fed loader, which can leave each batch one block of memory."""
-
-    def hand_blocks(self) -> None: ...
-
-
-class _DeviceStream(Protocol):
-    """A queue of a device."""
-
-    def wait_stream(self, other: "_DeviceStream", /) -> None: ...
-
-
-class _Streams(Protocol):
-    """Torch's module of a kind of device, such as `torch.cuda` and `torch.xpu`."""
-
-    def Stream(self, device: torch.device, /) -> _DeviceStream: ...  # noqa: N802
-
-    def current_stream(self, device: torch.device, /) -> _DeviceStream: ...
-
-    def stream(self, stream: _DeviceStream, /) -> AbstractContextManager[object]: ...
-
-    def current_device(self) -> int: ...
 
 
 def to_device(
@@ -84,14 +50,13 @@ def to_device(
     become `(pixels / 255 - mean) / std`; others keep type and values. That is one pass in float32
     (for float64: in float64), and differs from torchvision's three steps by rounding.
 
-    Small tensors of a batch that data hosts made share their memory on the device, up to 1 MiB. The
-    device holds one batch more than the script uses. It may be iterated over epoch by epoch.
+    The device holds one batch more than the script uses. It may be iterated over epoch by epoch.
     Its `state_dict` and `load_state_dict` are the loader's, less the batch ahead: save its state,
     not the loader's.
 
     Args:
         batches: A loader, or anything that yields batches.
-        device: Device as in `torch.Tensor.to`; on a CPU nothing is copied ahead.
+        device: Device as in `torch.Tensor.to`; only to a GPU is anything copied ahead.
         dtype: What uint8 tensors become, a floating type. Default: float32 if `mean` or `std` are
             given, else unchanged.
         mean: Mean of the pixels, as a share of 255; one for all, or one for each channel, which is
@@ -136,11 +101,7 @@ class DeviceBatches(Generic[_T]):
         if streams is None:
             # Not a generator: the epoch continues after the error of a batch.
             return map(self.moved, self._batches)
-        batches = self._iterator_of_blocks()
-        if isinstance(batches, _Fed):
-            # An epoch that began elsewhere: its batches are blocks from now on.
-            batches.hand_blocks()
-        return _CopiedAhead(self, batches, streams)
+        return _CopiedAhead(self, iter(self._batches), streams)
 
     def state_dict(self) -> dict[str, object]:
         """Returns the loader's state, without the batch that is only under way to the device.
@@ -148,40 +109,18 @@ class DeviceBatches(Generic[_T]):
         Raises:
             UsageError: See `stoker.DataLoader.state_dict`; also if it is not a loader of stoker.
         """
-        held = self._num_held
-        is_under_way = self._is_under_way
-        loader = self._loader()
-        process = this_process()
-        state = loader_state.state_of(loader, process, num_held=held, is_under_way=is_under_way)
+        state = loader_state.state_of(
+            self._loader(),
+            this_process(),
+            num_held=self._num_held,
+            is_under_way=self._is_under_way,
+        )
         return dict(state)
 
-    def load_state_dict(
-        self,
-        state_dict: Mapping[str, object] | Sequence[Mapping[str, object]],
-        *,
-        dataset_of: Callable[[int, int], object] | None = None,
-    ) -> None:
-        """Restores a state: the next epoch resumes there.
-
-        Args:
-            state_dict: See `stoker.DataLoader.load_state_dict`.
-            dataset_of: See there.
-
-        Raises:
-            UsageError: See there.
-        """
+    def load_state_dict(self, state_dict: Mapping[str, object]) -> None:
+        """Restores a state: the next epoch resumes there; see `stoker.DataLoader`."""
         if state_dict:
-            states = dict(state_dict) if isinstance(state_dict, Mapping) else state_dict
-            loader_state.load(self._loader(), this_process(), states, dataset_of=dataset_of)
-
-    def _iterator_of_blocks(self) -> Iterator[_T]:
-        # What a class of the user's returns may look at the batches first.
-        is_loaders_own = type(self._batches).__iter__ is torch.utils.data.DataLoader.__iter__
-        token = taken_from.set(self._batches if is_loaders_own else None)
-        try:
-            return iter(self._batches)
-        finally:
-            taken_from.reset(token)
+            loader_state.load(self._loader(), this_process(), dict(state_dict))
 
     def _loader(self) -> "DataLoader[object]":
         if not isinstance(self._batches, DataLoader) or not hasattr(self._batches, "state_dict"):
@@ -198,36 +137,11 @@ class DeviceBatches(Generic[_T]):
     def moved(self, batch: _T) -> _T:
         return cast("_T", _mapped(batch, self._on_device))
 
-    def moved_together(self, batch: _T) -> _T:
-        """Returns the same, copied in few transfers; one tensor at two places stays one."""
-        if isinstance(batch, BlockBatch):
-            return cast("_T", self._moved_block(batch))
-        tensors = list({id(tensor): tensor for tensor in _tensors_in(batch)}.values())
-        copies = transferred(tensors, self.device)
-        # `tensors` keeps them, so no other tensor gets one of these ids in that time.
-        pairs = zip(tensors, copies, strict=True)
-        done = {id(tensor): self._normalised(there) for tensor, there in pairs}
-
-        def on_device(value: object) -> object:
-            there = done.get(id(value))
-            return self._on_device(value) if there is None else there
-
-        return cast("_T", _mapped(batch, on_device))
-
-    def _moved_block(self, received: BlockBatch) -> object:
-        copies = transferred_block(received, self.device)
-        tensors = [self._normalised(there) for there in copies] if self._pixels else copies
-        return received.layout.build(tensors)
-
     def _on_device(self, value: object) -> object:
-        if not isinstance(value, torch.Tensor):
-            return cast("_Movable", value).to(self.device, non_blocking=True)
-        return self._normalised(value.to(self.device, non_blocking=True))
-
-    def _normalised(self, there: torch.Tensor) -> torch.Tensor:
-        if there.dtype != torch.uint8 or self._pixels is None:
+        there: object = value.to(self.device, non_blocking=True)  # type: ignore[attr-defined]
+        if not isinstance(there, torch.Tensor) or there.dtype != torch.uint8:
             return there
-        return self._pixels.normalised(there)
+        return there if self._pixels is None else self._pixels.normalised(there)
 
 
 class _Pixels:
@@ -268,106 +182,73 @@ class _Pixels:
         return torch.addcmul(self._offset, pixels, self._factor, out=numbers)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Coming(Generic[_T]):
-    """What an iterator gives next; the epoch's end is no error here."""
-
-    batch: _T | None = None
-    error: PendingError | None = None
-    is_end: bool = False
-
-
 class _CopiedAhead(Generic[_T]):
-    """Iterator over one epoch on a device with streams; the next batch is under way."""
+    """Iterator over one epoch on a GPU; the next batch is under way."""
 
-    def __init__(self, owner: DeviceBatches[_T], batches: Iterator[_T], streams: _Streams) -> None:
+    def __init__(
+        self, owner: DeviceBatches[_T], batches: Iterator[_T], streams: ModuleType
+    ) -> None:
         self._owner = owner
         self._batches = batches
         self._streams = streams
         index = owner.device.index
         number = streams.current_device() if index is None else index
-        self._stream = _copy_stream(torch.device(owner.device.type, number))
-        # A batch or an error of the loader that the script has not got yet.
-        self._coming: _Coming[_T] | None = None
+        self._stream = _copy_stream(streams, torch.device(owner.device.type, number))
+        # A batch, or an error or the end, that the script has not got yet.
+        self._coming: list[_T | PendingError] = []
 
     def __iter__(self) -> Iterator[_T]:
         return self
 
     def __next__(self) -> _T:
-        coming = self._coming or self._start()
-        if coming.is_end:
-            self._coming = coming
+        coming = self._coming.pop() if self._coming else self._start()
+        if isinstance(coming, PendingError) and coming.is_end:
+            self._coming.append(coming)
             self._owner.hold(0, is_under_way=False)
             raise StopIteration
         # The script's kernels begin after this batch is copied; the host does not wait for it.
         self._streams.current_stream(self._owner.device).wait_stream(self._stream)
-        self._coming = self._start()
-        self._owner.hold(not self._coming.is_end, is_under_way=True)
-        if coming.error is None:
-            return cast("_T", coming.batch)
-        raise coming.error.take()
+        following = self._start()
+        self._coming.append(following)
+        is_end = isinstance(following, PendingError) and following.is_end
+        self._owner.hold(not is_end, is_under_way=True)
+        if isinstance(coming, PendingError):
+            raise coming.take()
+        return coming
 
-    def _start(self) -> "_Coming[_T]":
+    def _start(self) -> _T | PendingError:
         """Asks for the next batch and starts its copy; an error waits for its turn."""
         try:
             batch = next(self._batches)
             # Memory that the script gave back is free for this copy when the steps so far are done.
             self._stream.wait_stream(self._streams.current_stream(self._owner.device))
             with self._streams.stream(self._stream):
-                return _Coming(self._owner.moved_together(batch))
+                return self._owner.moved(batch)
         except StopIteration:
-            return _Coming(is_end=True)
+            return PendingError(StopIteration())
         except Exception as err:
-            return _Coming(error=PendingError(err))
+            return PendingError(err)
 
 
-def _streams_of(device: torch.device) -> _Streams | None:
-    """Returns torch's module of this kind of device; None if it has no streams (CPU, MPS)."""
-    if device.type == "cpu":
-        return None
-    module = getattr(torch, device.type, None)
-    has_streams = all(hasattr(module, name) for name in ("Stream", "current_stream", "stream"))
-    return cast("_Streams", module) if has_streams else None
+def _streams_of(device: torch.device) -> ModuleType | None:
+    """Returns torch's module with the device's streams; None: it has none."""
+    return torch.cuda if device.type == "cuda" else None
 
 
 @functools.cache
-def _copy_stream(device: torch.device) -> _DeviceStream:
+def _copy_stream(streams: ModuleType, device: torch.device) -> "torch.cuda.Stream":
     """Returns this process's stream for copies to a device, whose number is given.
 
     Torch's allocator keeps free memory for each stream: a new one for each epoch, of up to 32,
     would hold the memory of two more batches.
     """
-    streams = _streams_of(device)
-    assert streams is not None
-    return streams.Stream(device)
+    stream: torch.cuda.Stream = streams.Stream(device)
+    return stream
 
 
 def _moments(values: Moments) -> torch.Tensor:
     numbers = torch.tensor(values, dtype=torch.float64)
     return numbers.reshape(()) if numbers.numel() == 1 else numbers.reshape(-1, 1, 1)
-
-
-def _tensors_in(value: object) -> Iterator[torch.Tensor]:
-    """Yields the tensors that `_mapped` would change."""
-    if isinstance(value, torch.Tensor):
-        yield value
-        return
-    for item in _items_in(value):
-        if isinstance(item, torch.Tensor):
-            yield item
-        else:
-            yield from _tensors_in(item)
-
-
-def _items_in(value: object) -> Iterable[object]:
-    if isinstance(value, Mapping):
-        return value.values()
-    if type(value) in _PLAIN or not isinstance(value, _Movable):
-        if isinstance(value, list | tuple):
-            return value
-        if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            return [getattr(value, name) for name in _fields_of(value)]
-    return ()
 
 
 def _mapped(value: object, change: Callable[[object], object]) -> object:
@@ -376,7 +257,7 @@ def _mapped(value: object, change: Callable[[object], object]) -> object:
     if isinstance(value, Mapping):
         changed = {key: _mapped(item, change) for key, item in value.items()}
         return changed if type(value) is dict else type(value)(changed)  # type: ignore[call-arg]
-    if type(value) not in _PLAIN and isinstance(value, _Movable):
+    if type(value) not in _PLAIN and hasattr(value, "to"):
         return change(value)
     if isinstance(value, list | tuple):
         items = [_mapped(item, change) for item in value]
@@ -384,11 +265,7 @@ def _mapped(value: object, change: Callable[[object], object]) -> object:
             return type(value)(*items)  # type: ignore[arg-type]
         return type(value)(items)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        changes = {name: _mapped(getattr(value, name), change) for name in _fields_of(value)}
+        names = [field.name for field in dataclasses.fields(value) if field.init]
+        changes = {name: _mapped(getattr(value, name), change) for name in names}
         return dataclasses.replace(value, **changes)
     return value
-
-
-def _fields_of(value: object) -> list[str]:
-    fields = dataclasses.fields(value)  # type: ignore[arg-type]
-    return [field.name for field in fields if field.init]

@@ -1,15 +1,17 @@
-"""Loaders of other libraries that make batches themselves: data hosts cannot make these.
+"""Whose loader it is: torch's or stoker's, another library's, or one within a data worker.
 
 Light to import: the feed warns by this table, and a profile classifies loaders with it.
 """
 
+import multiprocessing
 import sys
+import threading
 from typing import Literal
 
 LoaderReach = Literal["stoker", "torch", "left", "own"]
 
 _STOKERS = "stoker.feed.loader.DataLoader"
-# Module: its class that makes batches without torch's loader.
+# Classes that make batches without torch's loader: data hosts cannot make these.
 OWN_LOADERS = {
     "fastai.data.load": "DataLoader",
     "ffcv.loader.loader": "Loader",
@@ -19,6 +21,8 @@ OWN_LOADERS = {
     "ray.data.iterator": "DataIterator",
     "torchdata.nodes.loader": "Loader",
 }
+
+_is_of_worker = threading.Event()
 
 
 def own_loaders() -> list[str]:
@@ -35,10 +39,40 @@ def imports_stokers() -> bool:
 def reach_of(kind: type) -> tuple[str, LoaderReach]:
     """Returns the name of a loader's class (its base's in OWN_LOADERS), and its reach."""
     names = [f"{base.__module__}.{base.__qualname__}" for base in kind.__mro__]
-    own_names = {f"{module}.{name}" for module, name in OWN_LOADERS.items()}
-    name_of_base = next((name for name in names if name in own_names), None)
-    if name_of_base is not None:
-        return name_of_base, "own"
+    for module, name in OWN_LOADERS.items():
+        if f"{module}.{name}" in names:
+            return f"{module}.{name}", "own"
     if _STOKERS in names:
         return names[0], "stoker"
     return names[0], "left" if imports_stokers() else "torch"
+
+
+# ---- whether this process makes batches for a loader of another one
+
+
+def become_data_worker() -> None:
+    """Makes `is_worker` true in this process, and in those that it forks."""
+    _is_of_worker.set()
+
+
+def hide_worker() -> None:
+    """Has `get_worker_info()` return None from now on, as in a script without workers."""
+    from torch.utils.data._utils import worker
+
+    become_data_worker()
+    worker._worker_info = None
+
+
+def may_start_processes() -> None:
+    """Lets this process, which is a daemon, have children of multiprocessing: pools of a sample."""
+    # `daemon` itself cannot be set in a process that has begun.
+    settings = getattr(multiprocessing.current_process(), "_config", {})
+    settings["daemon"] = False
+
+
+def is_worker() -> bool:
+    """Returns whether this is a data worker, or a worker of torch's."""
+    torch_data = sys.modules.get("torch.utils.data")
+    if _is_of_worker.is_set() or torch_data is None:
+        return _is_of_worker.is_set()
+    return torch_data.get_worker_info() is not None

@@ -4,28 +4,23 @@ import contextlib
 import functools
 import multiprocessing
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, TypeVar
 
 import torch.utils.data
-from torch.utils.data import _DatasetKind
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from stoker.environment import from_environment
 from stoker.errors import UsageError
 from stoker.feed import loader_state
-from stoker.feed.bookkeeping import (
-    gives_pin_memory,
-    note_making,
-    this_process,
-    unchecked_workers,
-)
-from stoker.feed.iterators import is_making, part_iterator
-from stoker.feed.placement import AnyLoader, placed_iterator
-from stoker.host.importing import imported
-from stoker.logs import EventName, Log
+from stoker.feed.bookkeeping import note_making, this_process
+from stoker.feed.iterators import EpochIterator, part_iterator
+from stoker.feed.local_sources import AnyLoader, is_making
+from stoker.feed.placement import seeding_of
+from stoker.host.installed import imported
+from stoker.logs import EventName
 
-_FEED = "stoker.feed.remote_iterators"
+_FEED = "stoker.feed.fed_source"
 _SEEDED = (
     "each batch has its own seed: random numbers of a dataset are the same with any number of data "
     "hosts, but not those of a run without stoker (PyTorch's own, without data hosts: "
@@ -57,10 +52,8 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
 
         @functools.wraps(torch.utils.data.DataLoader.__init__)
         def __init__(self, *args, **kwargs):
-            with unchecked_workers(self):
-                super().__init__(*args, **kwargs)
-            note_making(self, gives_pin_memory=gives_pin_memory(args, kwargs))
-            loader_state.note_values(self)
+            super().__init__(*args, **kwargs)
+            note_making(self)
             # So that a process with a loader and no steps leaves a timeline that says so.
             with contextlib.suppress(UsageError):
                 this_process()
@@ -80,18 +73,12 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
 
         Returns:
             Plain types and tensors, about 50 kB: `torch.load` reads it with `weights_only=True`.
-
-        Raises:
-            UsageError: In mid-epoch with local workers and `in_order=False`, or over an iterable
-                dataset that the script changed between two batches.
         """
         return dict(loader_state.state_of(self, this_process()))
 
     def load_state_dict(
         self,
-        state_dict: Mapping[str, object] | Sequence[Mapping[str, object]],
-        *,
-        dataset_of: Callable[[int, int], object] | None = None,
+        state_dict: Mapping[str, object],
     ) -> None:
         """Restores a state: the next epoch resumes from it with the same bytes, in the same order.
 
@@ -100,38 +87,24 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
         everything else is built. The sampler is run again up to the place, at the first batch. An
         iterable dataset makes again what the epoch had before, which is not handed out.
 
-        An iterable dataset continues also on another number of ranks, if `state_dict` is a list of
-        the states of all ranks of the run that saved them. Their shards are dealt to the ranks of
-        this run, which go on in the order of that run; each shard is read from the dataset of its
-        earlier rank, which `dataset_of` builds. The next epoch is of the loader's own dataset.
-
         Args:
-            state_dict: What `state_dict` returned; an empty one changes nothing. Or a list of what
-                it returned in all ranks, from which each rank takes its own.
-            dataset_of: Returns the dataset of a rank, given the rank and the number of ranks: as
-                that rank's loader had it. Not used where the number is the same.
+            state_dict: What `state_dict` returned; an empty one changes nothing.
 
         Raises:
             TypeError: If it is None, as of a checkpoint without this entry.
             UsageError: If the state is of a dataset of another length, of other samplers, batch
-                size, number of ranks or rank; names all differences. If the shards cannot be dealt
-                to this number of ranks (docs/how-to/resume.md). Later, from `iter` or the
+                size, number of ranks or rank; names all differences. Later, from `iter` or the
                 first `next`, if the sampler does not give the same samples again.
-            FeedError: Later, if an iterable dataset does not give the same batches again.
         """
         # Scripts are not type-checked: without this the epoch would start from its first batch.
-        if not isinstance(state_dict, Mapping | list | tuple):
+        if not isinstance(state_dict, Mapping):
             raise TypeError(f"load_state_dict takes what state_dict returned, not {state_dict!r}")
         if state_dict:
-            states = dict(state_dict) if isinstance(state_dict, Mapping) else state_dict
-            loader_state.load(self, this_process(), states, dataset_of=dataset_of)
+            loader_state.load(self, this_process(), dict(state_dict))
 
 
 def _connect_ahead() -> None:
-    """Imports the feed (50 ms) and connects, before the first epoch under a data group.
-
-    Also reads the script's files (2 ms), for the values that it sets in modules.
-    """
+    """Imports the feed (50 ms) and connects, before the first epoch under a data group."""
     if _FEED in sys.modules:
         return
     # The first epoch reports malformed variables.
@@ -141,16 +114,15 @@ def _connect_ahead() -> None:
             imported(_FEED)
             # A child, which may be a worker, counts as a trainer only when it asks for batches.
             if multiprocessing.parent_process() is None:
-                from stoker.feed.trainer.client import connect
-                from stoker.feed.wire.module_values import script_files
+                from stoker.feed.engine.feed import feed_of
 
-                connect(this_process())
-                # While the connection is set up.
-                script_files().look()
+                feed_of(this_process(), may_ask=False)
 
 
 def iterator_of(loader: AnyLoader) -> _BaseDataLoaderIter:
     """Returns a new iterator for `loader`: over the feed under a data group, else torch's own.
+
+    Of plain torch loaders it logs once in a run what changes with it.
 
     Raises:
         UsageError: If a STOKER_* variable is malformed.
@@ -160,26 +132,15 @@ def iterator_of(loader: AnyLoader) -> _BaseDataLoaderIter:
     if is_making():
         return part_iterator(loader)
     process = this_process()
+    settings = process.settings
     began = process.timeline.clock()
-    loader_state.note_shared(loader, process.books(loader), is_start=True)
-    with loader_state.set_as_at_start(loader, process):
-        iterator = placed_iterator(loader, process)
+    iterator = EpochIterator(loader, process)
     # Workers start in it: the first batch waits for them.
     iterator.opened(process.timeline.clock() - began)
-    return iterator
-
-
-def replaced_iterator_of(loader: AnyLoader) -> _BaseDataLoaderIter:
-    """Like `iterator_of`, for plain torch loaders; logs once in a run what changes with it."""
-    iterator = iterator_of(loader)
-    if is_making():
-        return iterator
-    process = this_process()
-    settings = process.settings
-    is_torchs = loader._dataset_kind == _DatasetKind.Iterable or settings.feed.seeding == "torch"
     # Outside a run there is nothing to compare with.
-    if not is_torchs and not process.said_seeding and not settings.rank and settings.output:
-        process.said_seeding = True
-        log = Log(run=settings.run_id, host=settings.host)
-        log.event(EventName.BATCHES_SEEDED, text=_SEEDED)
+    is_first = settings.output is not None and not settings.rank and not process.has_said_seeding
+    is_torchs = not isinstance(loader, DataLoader)
+    if is_first and is_torchs and seeding_of(loader, process) != "torch":
+        process.has_said_seeding = True
+        process.log.event(EventName.BATCHES_SEEDED, text=_SEEDED)
     return iterator

@@ -1,16 +1,25 @@
-"""How much memory batches take, and how much those that wait may take."""
+"""How much memory batches take and may take; a brake on them; whom the kernel killed for memory."""
 
-import contextlib
-from collections.abc import Mapping, Sequence
+import signal
+from collections.abc import Callable, Sequence
 
+from stoker.host import machine
 from stoker.host.machine import host_bytes
+from stoker.host.usage import MemoryUse, memory_use
 from stoker.records import FeedSettings
+from stoker.units import count, size
 
 # Of a host's memory, for batches that wait: training, pinned copies and page cache want the rest.
 DEFAULT_SHARE = 0.25
 # Assumed size of a batch before the first one is here: larger than most, to not fill the memory.
 UNKNOWN_BATCH_BYTES = 64 << 20
-_MAX_DEPTH = 16
+# Of the limit: above the first few batches may wait, below the second all again.
+_HIGH = 0.92
+_LOW = 0.80
+# A look takes 0.3 ms.
+_LOOK_SECONDS = 0.25
+# Of `feed.max_bytes`, while the brake holds; each loader may have one batch in any case.
+_BRAKED_SHARE = 1 / 16
 
 
 def max_bytes(feed: FeedSettings) -> int:
@@ -31,28 +40,62 @@ def allowance(total_bytes: int, *, taken: Sequence[int]) -> int:
     return max(0, min(total_bytes // (len(taken) + 1), total_bytes - sum(taken)))
 
 
-def num_bytes(batch: object, *, depth: int = 0) -> int:
-    """Returns the bytes of a batch's tensors and arrays, one level deep in other objects."""
-    if hasattr(batch, "dtype"):
-        return _own_bytes(batch)
-    if depth >= _MAX_DEPTH:
-        return 0
-    if isinstance(batch, str | bytes | bytearray):
-        return 0
-    if isinstance(batch, Mapping | Sequence):
-        items = batch.values() if isinstance(batch, Mapping) else batch
-        return sum(num_bytes(item, depth=depth + 1) for item in items)
-    held = getattr(batch, "__dict__", None)
-    values = held.values() if isinstance(held, dict) else ()
-    return sum(_own_bytes(value) for value in values if hasattr(value, "dtype"))
+class MemoryBrake:
+    """Says what share of `feed.max_bytes` may wait on this host; looks four times a second.
+
+    Args:
+        look: Returns how near memory is to its limit.
+
+    Attributes:
+        share: 1 as long as there is memory, else 1/16.
+    """
+
+    def __init__(self, *, look: Callable[[], MemoryUse | None] = memory_use) -> None:
+        self._look = look
+        self.share = 1.0
+        self._has_braked = False
+        self._due_at = 0.0
+
+    def is_due(self, now: float) -> bool:
+        """Whether it is time for `tick`."""
+        return now >= self._due_at
+
+    def tick(self, now: float) -> str:
+        """Looks at the memory; returns what is to be said, the first time that it brakes."""
+        self._due_at = now + _LOOK_SECONDS
+        use = self._look()
+        if use is None:
+            return ""
+        if use.share < _LOW:
+            self.share = 1.0
+        if use.share <= _HIGH:
+            return ""
+        self.share = _BRAKED_SHARE
+        is_first, self._has_braked = not self._has_braked, True
+        whose = "its memory limit" if use.is_cgroups else "the machine's memory"
+        words = (
+            f"{size(use.used_bytes)} of {size(use.limit_bytes)}, {whose}, are in use: fewer "
+            f"batches wait until less than {_LOW:.0%} are; give the host more memory, or lower "
+            "num_workers, batch_size or feed.max_bytes"
+        )
+        return words if is_first else ""
 
 
-def _own_bytes(array: object) -> int:
-    # A sparse tensor of torch has no size; its parts do.
-    with contextlib.suppress(RuntimeError, NotImplementedError):
-        size = getattr(array, "nbytes", 0)
-        return size if isinstance(size, int) else 0
-    with contextlib.suppress(AttributeError, RuntimeError, NotImplementedError):
-        parts = (array._indices(), array._values())  # type: ignore[attr-defined]
-        return sum(int(part.nbytes) for part in parts)
-    return 0
+def killed_words(code: int, *, kills_before: int | None) -> str:
+    """Returns what the kernel says of a process that ended with a code; empty: no kill for memory.
+
+    Args:
+        code: Its exit code; a signal's is negative.
+        kills_before: The kernel's count for this host's group when the process started; None: it
+            does not count. What it has killed since was this process, or died beside it.
+    """
+    kills = machine.num_memory_kills() if code == -signal.SIGKILL else None
+    if kills is None or kills_before is None or kills <= kills_before:
+        return ""
+    limit = machine.limit_bytes()
+    bound = f", whose limit is {size(limit)}" if limit else ""
+    killed = count(kills - kills_before, "process", "processes")
+    return (
+        f"; since it started, the kernel has killed {killed} of this host for memory{bound}: give "
+        "it more, or lower num_workers, batch_size or prefetch_factor"
+    )

@@ -1,107 +1,180 @@
-"""Files in which training processes report their steps, and which loaders they read.
+"""Files in which training processes report their steps, and why data hosts made no batch.
 
-At the end the leader's launcher reads them: were batches taken from the feed, and if not, why?
+Nothing fails where a training takes no batches from its data hosts, which would idle as long as it
+lasts. Optimizer steps show that batches came: a log line says so after some of them. At the end the
+leader's launcher reads the files: were batches taken from the feed, and if not, why?
 """
 
+import atexit
 import contextlib
+import os
 import sys
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from stoker.feed import why_unfed as sentences
+from stoker.environment import ProcessSettings, from_environment
+from stoker.feed.bookkeeping import known_process
+from stoker.feed.engine.run_messages import Progress
+from stoker.feed.foreign_loaders import is_worker, own_loaders
 from stoker.feed.timeline import FILE as TIMELINE_FILE
 from stoker.feed.timeline import MeasuredStep, read_timeline, steps_in, timeline_ranks
-from stoker.feed.training_steps import has_no_step, read_timelines
-from stoker.feed.why_unfed import WhyUnfed
-from stoker.feed.wire.protocol import Progress
+from stoker.logs import EventName, Log
 from stoker.records.training import UNHELPED
+
+if TYPE_CHECKING:
+    import torch
+    from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+    TorchLoader = torch.utils.data.DataLoader[object]
 
 # By process, because a rank's launcher and helpers have its number, too.
 _FILE = "loading-{pid}.json"
 _MAX_REASONS = 3
-
-
-class Unfed(msgspec.Struct, frozen=True):
-    """File in which a rank tells its launcher why it takes no batches from data hosts.
-
-    Attributes:
-        text: Why, in words; empty: its Python has no stoker, see `Loading`.
-        settle_seconds: How long another loader may take this back.
-    """
-
-    rank: int
-    text: str = ""
-    settle_seconds: float = 0.0
-    python: str = ""
-    version: str = ""
-    problem: str = ""
-
-    @property
-    def words(self) -> str:
-        if self.text:
-            return self.text
-        why = sentences.no_stoker(
-            self.python, version=self.version, problem=self.problem, own=sys.executable
-        )
-        return f"the training takes no batches from its data hosts: {why.words}"
+# A script may take some steps on batches of zeros before it reads its first one.
+ENOUGH_STEPS = 20
+_WRITE_SECONDS = 1.0
+NOT_LOADED = (
+    "no process of the command has loaded torch and stoker; install stoker in the Python that runs "
+    "the script, and start it without -I, -E and -S"
+)
 
 
 class Loading(msgspec.Struct, frozen=True, kw_only=True):
-    """What a process with torch trained on.
+    """What a process trained on.
 
     Attributes:
         optimizer_steps: None: compiled ones were not counted.
-        is_fed: A loader of stoker's was made or read under the data group.
-        epochs: Epochs over loaders of stoker's that were begun, and not in their middle.
-        seen: Class of a loader of torch's that was read without stoker; empty: none was.
-        own: Loader classes of libraries whose modules were imported.
-        made: File and line at which the first loader of torch's was made; empty: none was.
         made_here: Why the trainer made batches of loaders without help, or hosts made none.
-        refused: Of these, why loaders cannot be sent.
-        python: Interpreter without stoker, or that stoker does not reach; empty: it has stoker.
-        version: Its version.
-        problem: What its import of stoker raised; empty: it ignores PYTHONPATH.
-        options: With which it ignores PYTHONPATH.
+        why: What else keeps batches of data hosts away; empty: nothing.
     """
 
     optimizer_steps: int | None = 0
-    has_optimizer: bool = False
-    is_fed: bool = False
-    epochs: int = 0
-    seen: str = ""
-    own: tuple[str, ...] = ()
-    made: str = ""
     made_here: tuple[str, ...] = ()
-    refused: tuple[str, ...] = ()
-    python: str = ""
-    version: str = ""
-    problem: str = ""
-    options: tuple[str, ...] = ()
-
-    @property
-    def why_unfed(self) -> WhyUnfed:
-        if self.python and not self.problem:
-            return sentences.no_startup(self.python, options=self.options)
-        if self.python:
-            return sentences.no_stoker(
-                self.python, version=self.version, problem=self.problem, own=sys.executable
-            )
-        if self.seen:
-            return sentences.torchs_loader(self.seen)
-        if self.own:
-            return sentences.own_loader(self.own)
-        if self.made and not self.epochs:
-            return sentences.never_read(self.made)
-        return sentences.no_loader()
+    why: str = ""
 
     def write(self, output: Path, *, pid: int) -> None:
         path = output / _FILE.format(pid=pid)
         with contextlib.suppress(OSError):
             path.with_suffix(".new").write_bytes(msgspec.json.encode(self))
             path.with_suffix(".new").replace(path)
+
+
+# ---- in a training process
+
+
+@dataclass(slots=True)
+class OptimizerWatch:
+    """Counter of a process's optimizer steps; warns after some that it is not fed.
+
+    Attributes:
+        is_planned: There is a data group that should feed it.
+        seen: Class of a loader of torch that was read without stoker's iterators.
+    """
+
+    settings: ProcessSettings
+    log: Log
+    is_planned: bool = True
+    seen: str = ""
+    num_steps: int = 0
+    is_compiled: bool = False
+    write_at: float = 0.0
+
+    def step(self) -> None:
+        if sys.modules["torch"].compiler.is_compiling():
+            # A compiled program may do no more than this here.
+            self.is_compiled = True
+            return
+        self.num_steps += 1
+        if self.num_steps == ENOUGH_STEPS and self.is_planned and self.settings.rank == 0:
+            process = known_process()
+            # Of loaders that are made here a line each has said it already.
+            is_said = process is not None and bool(process.fed_loaders or process.made_here)
+            why = "" if is_said else self.why()
+            if why:
+                text = f"the training takes no batches from its data hosts: {why}"
+                self.log.event(EventName.FEED_UNUSED, text=text)
+        now = time.monotonic()
+        if now >= self.write_at:
+            # At once, for processes that leave by os._exit.
+            self.write_at = now + _WRITE_SECONDS
+            self.write()
+
+    def write(self) -> None:
+        if self.settings.output is None:
+            return
+        process = known_process()
+        loading = Loading(
+            optimizer_steps=self.num_steps or (None if self.is_compiled else 0),
+            made_here=tuple(process.made_here) if process else (),
+            why=self.why(),
+        )
+        loading.write(self.settings.output, pid=os.getpid())
+
+    def why(self) -> str:
+        """Returns why no batch comes from data hosts, as far as it is known; empty: one may."""
+        if self.seen:
+            return (
+                f"{self.seen} is read without stoker; train with --replace-dataloader true, or "
+                "import DataLoader from stoker"
+            )
+        process = known_process()
+        if process is not None and process.timeline.whole.steps:
+            return ""
+        what = "no batch of a loader of torch or stoker was read"
+        if own_loaders():
+            what = f"{' or '.join(own_loaders())} makes batches in its own way"
+        return (
+            f"{what}; give the library a loader of torch's or stoker's, or train without a data "
+            "group"
+        )
+
+
+def install(dataloader_class: type["TorchLoader"]) -> None:
+    """Has this process count its optimizer's steps, and write its report."""
+    from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
+
+    if is_worker():
+        return
+    settings = from_environment()
+    log = Log(run=settings.run_id, host=settings.host)
+    is_planned = settings.has_data_group and bool(settings.coordinator)
+    watch = OptimizerWatch(settings, log, is_planned)
+    original = dataloader_class._get_iterator
+
+    def _get_iterator(self: "TorchLoader") -> "_BaseDataLoaderIter":
+        iterator = original(self)
+        # Stoker's class has its own.
+        if not watch.seen and not type(iterator).__module__.startswith("stoker."):
+            watch.seen = f"{type(self).__module__}.{type(self).__qualname__}"
+        return iterator
+
+    # By its module `stoker.timed` knows whether a loader is timed already.
+    _get_iterator.__module__ = original.__module__
+    dataloader_class._get_iterator = _get_iterator  # type: ignore[method-assign]
+    pid = os.getpid()
+
+    def before_step(optimizer: Optimizer, arguments: object, keywords: object) -> None:
+        watch.step()
+
+    def at_exit() -> None:
+        # A forked child inherits the handler, and must not write.
+        if os.getpid() == pid:
+            watch.write()
+
+    if is_planned:
+        # The launcher sees that the script's Python has stoker.
+        watch.write()
+    register_optimizer_step_pre_hook(before_step)
+    atexit.register(at_exit)
+
+
+# ---- in the leader's launcher
 
 
 def read_loadings(output: Path) -> list[Loading]:
@@ -122,53 +195,34 @@ def counted_steps(
 ) -> int | None:
     """Returns the steps of a run: batches of the training's loaders, else steps of an optimizer.
 
-    0 only where a loader or an optimizer was there and did nothing; None: unknown.
+    0 only where a loader was there and gave nothing; None: unknown.
     """
-    num_batches = [steps_in(steps) for steps in timelines.values()]
+    num_batches = [*map(steps_in, timelines.values())]
     num_batches += [report.steps for report in progress.values()]
-    if any(num_batches):
-        return max(num_batches)
-    loadings = read_loadings(output)
-    # None: a compiled step counts none.
-    optimizer_steps = [loading.optimizer_steps for loading in loadings]
-    if any(optimizer_steps):
-        return max(count or 0 for count in optimizer_steps)
-    if None in optimizer_steps or any(loading.seen for loading in loadings):
-        return None
-    is_idle = has_no_step(output) or any(loading.has_optimizer for loading in loadings)
-    return 0 if is_idle else None
+    steps = [loading.optimizer_steps for loading in read_loadings(output)]
+    known = max(num_batches, default=0) or max((count or 0 for count in steps), default=0)
+    if known or None in steps:
+        return known or None
+    return 0 if timeline_ranks(output) else None
 
 
 def why_unfed(output: Path, progress: Mapping[int, Progress]) -> str:
-    """Returns why no batch of a run came through the feed; empty: one did, or there was no step."""
-    # Enough for most runs, and quicker than reading the timelines of days.
-    if any(report.steps for report in progress.values()):
+    """Returns why data hosts made no batch of a run; empty: they did, or there was no step."""
+    if any(batches_by_host(progress).values()):
         return ""
-    loadings = read_loadings(output)
-    timelines = read_timelines(output)
-    is_fed = any(loading.is_fed for loading in loadings)
-    if timelines and is_fed:
-        return ""
-    if is_fed and any(loading.epochs for loading in loadings):
-        why = sentences.empty_loader()
-    elif counted_steps(output, timelines, progress) == 0:
-        # Nothing was missed: a training run that was resumed after its last epoch.
+    # The process that trained comes first.
+    loadings = sorted(read_loadings(output), key=lambda loading: -(loading.optimizer_steps or 0))
+    whys = [loading.why for loading in loadings if loading.why]
+    made_here = dict.fromkeys(why for loading in loadings for why in loading.made_here)
+    if made_here:
+        why = f"the trainer made all batches: {'; '.join([*made_here][:_MAX_REASONS])}"
+    elif any(report.steps for report in progress.values()) or (loadings and not whys):
+        # Local workers made them all, which is what a plan may want; or nothing was missed: a
+        # training run that was resumed after its last epoch.
         return ""
     else:
-        # From the process that trained, or read something.
-        clearest = max(
-            loadings,
-            key=lambda loading: (
-                bool(loading.seen),
-                bool(loading.own),
-                loading.optimizer_steps or 0,
-                bool(loading.made),
-                bool(loading.python),
-            ),
-            default=Loading(),
-        )
-        why = clearest.why_unfed
-    return f"{UNHELPED}: {why.words}"
+        why = whys[0] if whys else NOT_LOADED
+    return f"{UNHELPED}: {why}"
 
 
 def batches_by_host(progress: Mapping[int, Progress]) -> dict[str, int]:
@@ -186,30 +240,11 @@ def all_batches(output: Path, progress: Mapping[int, Progress]) -> int:
 
     Of ranks on other hosts, whose timelines are there, those that they reported.
     """
-    counts = Counter[int]()
-    for rank, report in progress.items():
-        counts[rank] = max(report.steps, report.feed.taken if report.feed else 0)
+    counts = {
+        rank: max(report.steps, report.feed.taken if report.feed else 0)
+        for rank, report in progress.items()
+    }
     for rank in timeline_ranks(output):
         rows = read_timeline(output / TIMELINE_FILE.format(rank=rank))
-        counts[rank] = max(counts[rank], steps_in(rows))
-    return counts.total()
-
-
-def why_refused(output: Path, progress: Mapping[int, Progress]) -> str:
-    """Returns why no data host made a batch: loaders cannot be sent; empty: another reason, or one
-    did."""
-    reasons = [reason for loading in read_loadings(output) for reason in loading.refused]
-    return _made_here_words(reasons, progress)
-
-
-def why_unhelped(output: Path, progress: Mapping[int, Progress]) -> str:
-    """Returns why the trainer made all batches of a run that succeeded; empty: it did not."""
-    reasons = [reason for loading in read_loadings(output) for reason in loading.made_here]
-    return _made_here_words(reasons, progress)
-
-
-def _made_here_words(reasons: Sequence[str], progress: Mapping[int, Progress]) -> str:
-    distinct = list(dict.fromkeys(reasons))
-    if not distinct or any(batches_by_host(progress).values()):
-        return ""
-    return f"{UNHELPED}: {sentences.made_here(distinct[:_MAX_REASONS]).words}"
+        counts[rank] = max(counts.get(rank, 0), steps_in(rows))
+    return sum(counts.values())

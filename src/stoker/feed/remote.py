@@ -2,17 +2,15 @@
 
 import importlib
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import cast
+from typing import NamedTuple, cast
 
-from stoker.errors import ProtocolError, UsageError
-from stoker.feed.bookkeeping import LoaderBooks, this_process
-from stoker.feed.data_worker import is_worker
-from stoker.feed.wire.pickling import DatasetFactory
+from stoker.errors import ProtocolError, RebuildingError, UsageError
+from stoker.feed.bookkeeping import LoaderBooks, length_of, this_process
+from stoker.feed.engine.pickler import DatasetFactory
+from stoker.feed.foreign_loaders import is_worker
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
+class Facts(NamedTuple):
     """What a loader has to know of its dataset; iterable: as torch's IterableDataset."""
 
     is_iterable: bool
@@ -23,37 +21,32 @@ class Remote(DatasetFactory):
     """Dataset that is built where batches are made, and not in the script: see `remote`."""
 
     def __init__(self, factory: str, arguments: dict[str, object]) -> None:
-        module, colon, name = factory.partition(":")
-        if not colon or not module or not name.isidentifier():
+        module, _, name = factory.partition(":")
+        if not module or not name.isidentifier():
             raise UsageError(
                 f"stoker.remote({factory!r}): expected 'package.module:function'",
                 fix="name a function that can be imported on the data hosts",
             )
         self._factory = factory
         self._arguments = arguments
-        self._built: object = None
-        self._is_built = False
+        # The dataset, where it was built here.
+        self._built: list[object] = []
         self._facts: Facts | None = None
         self._is_asking = False
 
     def build(self) -> object:
         """Returns the dataset, built once; raises UsageError if it cannot be imported."""
-        if not self._is_built:
-            self._built = self.make()
-            self._is_built = True
-        return self._built
-
-    def make(self) -> object:
-        module, _, name = self._factory.partition(":")
-        try:
-            factory = getattr(importlib.import_module(module), name)
-        except (ImportError, AttributeError) as err:
-            raise UsageError(
-                f"stoker.remote: {self._factory} cannot be imported: {err}",
-                fix="put its module on the Python path, here and in the data hosts' image",
-            ) from err
-        dataset: object = factory(**self._arguments)
-        return dataset
+        if not self._built:
+            module, _, name = self._factory.partition(":")
+            try:
+                factory = getattr(importlib.import_module(module), name)
+            except (ImportError, AttributeError) as err:
+                raise UsageError(
+                    f"stoker.remote: {self._factory} cannot be imported: {err}",
+                    fix="put its module on the Python path, here and in the data hosts' image",
+                ) from err
+            self._built.append(factory(**self._arguments))
+        return self._built[0]
 
     def facts(self) -> Facts:
         """Returns length and kind: asked of a data host, once, or of a dataset that is built here.
@@ -63,7 +56,7 @@ class Remote(DatasetFactory):
         if self._facts is None:
             self._is_asking = True
             try:
-                self._facts = facts_of(self.build()) if self._is_built else _ask_facts(self)
+                self._facts = facts_of(self.build()) if self._built else _ask_facts(self)
             finally:
                 self._is_asking = False
         return self._facts
@@ -106,8 +99,7 @@ class FactsOf(DatasetFactory):
 
     def build(self) -> object:
         # As a dataset of one batch.
-        facts = facts_of(self._remote.make())
-        return [(facts.is_iterable, facts.length)]
+        return [tuple(facts_of(self._remote.build()))]
 
 
 def _ask_facts(remote: Remote) -> Facts:
@@ -119,34 +111,35 @@ def _ask_facts(remote: Remote) -> Facts:
     settings = process.settings
     if not (settings.has_data_group and settings.coordinator) or is_worker():
         return facts_of(remote.build())
+    from stoker.feed.engine.facts import script_facts
+    from stoker.feed.engine.feed import feed_of
+    from stoker.feed.engine.loader_spec import LoaderSpec, pack_spec
+    from stoker.feed.engine.scheduler import BatchScheduler
+    from stoker.feed.engine.session import EpochRequest, IndexSource
     from stoker.feed.seeding import Numbered
-    from stoker.feed.trainer.client import feed_of
-    from stoker.feed.trainer.session import EpochRequest, IndexSource
-    from stoker.feed.wire.dataset import DatasetSpec, pack_spec
 
-    spec = DatasetSpec(dataset=FactsOf(remote), collate_fn=_as_it_is, auto_collation=False)
+    spec = LoaderSpec(dataset=FactsOf(remote), collate_fn=_as_it_is, auto_collation=False)
     packed = pack_spec(spec, max_bytes=settings.feed.max_dataset_bytes)
     # Of no loader, so not in the timeline; the session ends with these books.
     books = LoaderBooks(-1)
-    session = feed_of(process).session_for(books)
+    session = feed_of(process).session_for(books, lambda most: BatchScheduler(max_bytes=most))
     # Kept here until the epoch is over: a session only refers to it.
     source = IndexSource(iter([Numbered((0, 0, 0, 0), 0)]))
     try:
-        request = EpochRequest(
-            epoch=0,
-            spec=packed,
-            seeding="torch",
-            source=source,
-            is_eager=True,
-        )
-        epoch_id = session.begin(request)
-        answer = session.next(epoch_id, timeout_seconds=0).value
+        request = EpochRequest(epoch=0, spec=packed, script=script_facts(), seeding="torch")
+        epoch_id = session.begin(request, source)
+        outcome = session.next(epoch_id, timeout_seconds=0)
+        if outcome.error is not None:
+            raise outcome.error.take()
+    except RebuildingError as err:
+        # As the factory raised it, where nothing else can build the dataset.
+        raise err.__cause__ or err from None
     finally:
         session.cancel(session.epoch_id)
-    match answer:
+    match outcome.value:
         case (bool(is_iterable), int() | None as length):
             return Facts(is_iterable, length)
-    raise ProtocolError(f"expected facts of {remote!r}, found a {type(answer).__name__}")
+    raise ProtocolError(f"expected facts of {remote!r}, found {outcome.value!r}")
 
 
 def _as_it_is(sample: object) -> object:
@@ -156,11 +149,7 @@ def _as_it_is(sample: object) -> object:
 def facts_of(dataset: object) -> Facts:
     from torch.utils.data import IterableDataset
 
-    try:
-        length = len(dataset)  # type: ignore[arg-type]
-    except (TypeError, NotImplementedError):
-        length = None
-    return Facts(isinstance(dataset, IterableDataset), length)
+    return Facts(isinstance(dataset, IterableDataset), length_of(dataset))
 
 
 def remote(factory: str, /, **kwargs: object) -> Remote:

@@ -15,7 +15,7 @@ import functools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol, cast
 
-from stoker.host.importing import imported
+from stoker.host.installed import imported
 
 if TYPE_CHECKING:
     from torch.utils.data.dataloader import _BaseDataLoaderIter
@@ -34,9 +34,9 @@ def install(cls: type["AnyLoader"], *, is_auto: bool = False) -> None:
     """
 
     def _get_iterator(self: "AnyLoader") -> "_BaseDataLoaderIter":
-        from stoker.feed.loader import replaced_iterator_of
+        from stoker.feed.loader import iterator_of
 
-        return replaced_iterator_of(self)
+        return iterator_of(self)
 
     note_makings(cls)
     _replace(cls, "_get_iterator", _get_iterator, is_auto=is_auto)
@@ -49,11 +49,10 @@ def note_makings(cls: type["AnyLoader"]) -> None:
     def noted(self: "AnyLoader", *args: object, **kwargs: object) -> None:
         # First, as an import statement would begin a collection.
         imported("stoker.feed.loader")
-        from stoker.feed.bookkeeping import gives_pin_memory, note_making, unchecked_workers
+        from stoker.feed.bookkeeping import note_making
 
-        with unchecked_workers(self):
-            constructor(self, *args, **kwargs)  # type: ignore[arg-type]
-        note_making(self, gives_pin_memory=gives_pin_memory(args, kwargs))
+        constructor(self, *args, **kwargs)  # type: ignore[arg-type]
+        note_making(self)
 
     cls.__init__ = noted  # type: ignore[method-assign]
 
@@ -65,30 +64,25 @@ def install_stateful(cls: type["AnyLoader"], *, is_auto: bool = False) -> None:
     """
 
     def state_dict(self: "AnyLoader") -> dict[str, object]:
-        from stoker.feed import loader_state
-        from stoker.feed.bookkeeping import this_process
+        from stoker.feed import bookkeeping, loader_state
 
-        return dict(loader_state.state_of(self, this_process()))
+        return dict(loader_state.state_of(self, bookkeeping.this_process()))
 
-    def load_state_dict(self: "AnyLoader", state_dict: Mapping[str, object]) -> None:
-        from stoker.feed import loader_state
-        from stoker.feed.bookkeeping import this_process
+    def load_state_dict(self: "AnyLoader", state: Mapping[str, object]) -> None:
+        from stoker.feed import bookkeeping, loader_state
 
-        if state_dict:
+        if state:
             # torchdata's leaves the global random states as they are.
-            loader_state.load(self, this_process(), dict(state_dict), sets_globals=False)
+            process = bookkeeping.this_process()
+            loader_state.load(self, process, dict(state), sets_globals=False)
 
     import torch.utils.data
 
     install(cls, is_auto=is_auto)
     # torchdata's `__iter__` makes other iterators; torch's asks `_get_iterator` for one.
-    replaced = {
-        "__iter__": torch.utils.data.DataLoader.__iter__,
-        "state_dict": state_dict,
-        "load_state_dict": load_state_dict,
-    }
-    for name, function in replaced.items():
-        _replace(cls, name, function, is_auto=is_auto)
+    _replace(cls, "__iter__", torch.utils.data.DataLoader.__iter__, is_auto=is_auto)
+    _replace(cls, "state_dict", state_dict, is_auto=is_auto)
+    _replace(cls, "load_state_dict", load_state_dict, is_auto=is_auto)
 
 
 def _replace(cls: type["AnyLoader"], name: str, ours: object, *, is_auto: bool) -> None:

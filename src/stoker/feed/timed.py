@@ -1,16 +1,24 @@
-"""`stoker.timed`: the timeline of `stoker.DataLoader` for batches that anything else makes.
+"""What a script says itself: `stoker.timed`, for batches that no loader makes, and metrics.
 
 Needs no torch: TensorFlow's environments have none.
 """
 
+import contextlib
+import json
+import math
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Generic, TypeVar, cast
 
-from stoker.feed.bookkeeping import TrainerProcess, this_process
+from stoker.environment import from_environment
+from stoker.errors import UsageError, what_of
+from stoker.feed.bookkeeping import TrainerProcess, this_process, with_rank
 from stoker.feed.foreign_loaders import imports_stokers
-from stoker.feed.timeline import Steps
+from stoker.feed.timeline import TIMED_MARK, Steps
+from stoker.logs import EventName, Log
+from stoker.records import Json, write_text
+from stoker.records.base import word_of
 
 _T = TypeVar("_T")
 
@@ -28,7 +36,7 @@ def timed(
             ...
 
     For batches that no `stoker.DataLoader` makes: Ray Data, tf.data, WebDataset, a generator. The
-    run's record, its passive profile and `stoker evaluate` then have the step, its wait and the
+    run's record and `stoker evaluate` then have the step, its wait and the
     samples per second; the cost of making a single batch stays unknown. It costs about 5 us of CPU
     per step. Outside a run, and around loaders that stoker times already, the batches pass
     unchanged.
@@ -44,14 +52,9 @@ def timed(
             Default: the file and line of this call.
     """
     if name is None:
-        name = line_of_caller()
-    kind = _SizedBatches if isinstance(batches, Sized) else TimedBatches
-    return kind(batches, name=name, samples=samples)
-
-
-def line_of_caller() -> str:
-    caller = sys._getframe(2)
-    return f"{caller.f_code.co_filename}:{caller.f_lineno}"
+        caller = sys._getframe(1)
+        name = f"{caller.f_code.co_filename}:{caller.f_lineno}"
+    return TimedBatches(batches, name=name, samples=samples)
 
 
 class TimedBatches(Generic[_T]):
@@ -76,6 +79,12 @@ class TimedBatches(Generic[_T]):
         epoch.opened(opening_seconds)
         return _TimedIterator(source, epoch, self._samples)
 
+    def __len__(self) -> int:
+        return len(cast("Sized", self._batches))
+
+    def __bool__(self) -> bool:
+        return bool(self._batches)
+
     def __getattr__(self, name: str) -> object:
         if name.startswith("_"):
             # copy and pickle ask for such names before `_batches` exists: endless recursion.
@@ -84,24 +93,16 @@ class TimedBatches(Generic[_T]):
         return value
 
 
-class _SizedBatches(TimedBatches[_T]):
-    """Timed batches of a source that has a length, or may have one."""
-
-    def __len__(self) -> int:
-        return len(cast("Sized", self._batches))
-
-    def __bool__(self) -> bool:
-        return bool(self._batches)
-
-
 class TimedEpoch(Steps):
     """Timeline of one epoch over batches that stoker does not make."""
 
     def __init__(self, process: TrainerProcess, *, loader: int, epoch: int) -> None:
         super().__init__(process.timeline, loader=loader, epoch=epoch)
-        self.usage = process.timeline.usage
-        if self.usage is not None:
-            self.usage.is_made_elsewhere(loader)
+        output = process.settings.output
+        if output is not None and not epoch:
+            # A full disk ends no training.
+            with contextlib.suppress(OSError):
+                (output / TIMED_MARK.format(rank=process.settings.rank, loader=loader)).touch()
 
 
 class _TimedIterator(Iterator[_T]):
@@ -112,7 +113,7 @@ class _TimedIterator(Iterator[_T]):
     ) -> None:
         self._source = source
         self._epoch = epoch
-        self._samples = samples
+        self._samples: Samples[_T] = samples or num_samples
         weakref.finalize(self, epoch.end_in_finalizer)
 
     def __next__(self) -> _T:
@@ -122,15 +123,9 @@ class _TimedIterator(Iterator[_T]):
         except StopIteration:
             self._epoch.end()
             raise
-        self._epoch.got(self._count(batch))
-        if self._epoch.usage is not None:
-            self._epoch.usage.count_batch(batch)
+        samples = self._samples
+        self._epoch.got(samples if isinstance(samples, int) else samples(batch))
         return batch
-
-    def _count(self, batch: _T) -> int:
-        if self._samples is None:
-            return num_samples(batch)
-        return self._samples if isinstance(self._samples, int) else self._samples(batch)
 
 
 def num_samples(batch: object) -> int:
@@ -144,16 +139,13 @@ def num_samples(batch: object) -> int:
 
 
 def _rows(batch: object, *, depth: int) -> int | None:
-    shape = getattr(batch, "shape", None)
-    if shape is not None:
-        try:
-            return int(shape[0])
-        except (TypeError, ValueError, IndexError):
-            # A scalar, or a ragged or symbolic tensor.
-            return None
-    if depth >= _MAX_DEPTH or isinstance(batch, str | bytes | bytearray):
+    if hasattr(batch, "shape"):
+        # Not of a scalar, nor of a ragged or symbolic tensor.
+        with contextlib.suppress(TypeError, ValueError, IndexError):
+            return int(batch.shape[0])
         return None
-    if not isinstance(batch, Mapping | Sequence):
+    is_text = isinstance(batch, str | bytes | bytearray)
+    if depth >= _MAX_DEPTH or is_text or not isinstance(batch, Mapping | Sequence):
         return None
     parts = batch.values() if isinstance(batch, Mapping) else batch
     rows = (_rows(part, depth=depth + 1) for part in parts)
@@ -162,18 +154,63 @@ def _rows(batch: object, *, depth: int) -> int | None:
 
 def _is_timed_already(batches: object, process: TrainerProcess) -> bool:
     # Of `stoker.to_device`, its loader.
-    inner = getattr(batches, "_batches", batches) if _home(type(batches)) else batches
+    inner = getattr(batches, "_batches", batches) if _is_stokers(type(batches)) else batches
     method = getattr(type(inner), "_get_iterator", None)
     # A wrapped one is torch's in a script that imports stoker's class, see feed/replace.py.
     is_torchs_again = hasattr(method, "__wrapped__") and imports_stokers()
-    if isinstance(batches, TimedBatches) or (_home(method) and not is_torchs_again):
+    if isinstance(batches, TimedBatches) or (_is_stokers(method) and not is_torchs_again):
         return True
-    is_torchs = any(
-        (base.__module__, base.__name__) == ("torch.utils.data.dataloader", "DataLoader")
-        for base in type(inner).__mro__
-    )
+    # A profile measures torch's own loaders.
+    names = [f"{base.__module__}.{base.__name__}" for base in type(inner).__mro__]
+    is_torchs = "torch.utils.data.dataloader.DataLoader" in names
     return is_torchs and process.settings.profile is not None
 
 
-def _home(thing: object) -> bool:
+def _is_stokers(thing: object) -> bool:
     return str(getattr(thing, "__module__", "")).startswith("stoker.feed.")
+
+
+# ---- metrics
+
+
+def log_metrics(**values: float) -> None:
+    """Adds metrics to the run's training record; the last value of a name counts.
+
+    Only rank 0 writes; other ranks may call it too. Outside a run, writes one log line.
+
+    It raises nothing, because a metric must not end a training run. A value that is NaN or
+    infinite, or no number at all, is recorded as such with a warning in the log; its gate fails.
+    """
+    process = with_rank(from_environment())
+    if process.rank != 0:
+        return
+    log = Log(run=process.run_id, host=process.host)
+    numbers = {name: _number(name, value, log) for name, value in values.items()}
+    if process.metrics is None:
+        log.event(EventName.METRICS, **numbers)
+        return
+    # JSON has no NaN: its word stands for it.
+    finite: dict[str, Json] = {
+        name: value if math.isfinite(value) else word_of(value) for name, value in numbers.items()
+    }
+    earlier: dict[str, Json] = {}
+    try:
+        if process.metrics.exists():
+            earlier = dict(json.loads(process.metrics.read_text(encoding="utf-8")))
+        # Atomically: a training run that is killed here keeps its earlier metrics.
+        write_text(process.metrics, json.dumps(earlier | finite, indent=2, sort_keys=True) + "\n")
+    except (OSError, UsageError, ValueError, TypeError) as err:
+        log.event(EventName.METRICS_FAILED, reason=what_of(err))
+
+
+def _number(name: str, value: object, log: Log) -> float:
+    """Returns the value as a number: NaN, with a warning, if it is none."""
+    number = math.nan
+    # Whatever a library's conversion raises: a tensor of two elements is a RuntimeError.
+    with contextlib.suppress(Exception):
+        # Of arrays and tensors of one element; float() of some is a warning, so maybe an error.
+        item = getattr(value, "item", None)
+        number = float(item() if callable(item) else value)  # type: ignore[arg-type]
+    if not math.isfinite(number):
+        log.event(EventName.METRIC_NOT_A_NUMBER, metric=name, value=repr(value)[:80])
+    return number

@@ -1,4 +1,4 @@
-"""CPUs, memory, accelerators and network interfaces of this host, and limits of control groups.
+"""CPUs, memory and accelerators of this host, and limits of control groups.
 
 The CPU clocks of processes and threads are exact to a nanosecond; /proc counts in units of 10 ms.
 """
@@ -10,33 +10,33 @@ import re
 import resource
 import time
 from collections.abc import Iterator, Mapping
+from itertools import takewhile
 from pathlib import Path
-from typing import Literal
 
 # Linux encodes a process's CPU clock by its inverted pid and a thread's by its inverted tid.
 _PROCESS = 0b010
 _THREAD = 0b110
 CGROUP = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")
-# Version 1 has a folder for each controller; two may share one.
-_V1_FOLDERS = ("cpu", "cpu,cpuacct")
-_CPU_FILES = ("cpu.stat", "cpu.max", "cpu.cfs_quota_us")
 # Requests of a pod's container, in thousandths of a vCPU.
 CPU_REQUEST = "STOKER_CPU_REQUEST_MILLI"
-CpuLimit = Literal["machine", "affinity", "quota", "pod"]
-_ACCELERATOR = re.compile(r"^nvidia\d+$")
+_ACCELERATOR = re.compile(r"nvidia\d+")
+# How CUDA_VISIBLE_DEVICES names a GPU.
+_NAMED = re.compile(r"\s*(\d|GPU-|MIG-)")
+# Version 1 of cgroups shows "no limit" as a number of nearly 2**63.
+_NO_LIMIT = 1 << 60
 
 
 def process_clock(pid: int) -> float | None:
     """Returns user and system seconds of a process; None if it ended or has no such clock."""
-    return _read(pid, _PROCESS)
+    return _clock(pid, _PROCESS)
 
 
 def thread_clock(tid: int) -> float | None:
-    return _read(tid, _THREAD)
+    return _clock(tid, _THREAD)
 
 
-def _read(number: int, kind: int) -> float | None:
+def _clock(number: int, kind: int) -> float | None:
     try:
         return time.clock_gettime((~number << 3) | kind)
     except (OSError, AttributeError):
@@ -57,60 +57,59 @@ def vcpu_capacity() -> float:
     return min(num_cpus(), cpu_quota() or math.inf, requested_vcpus() or math.inf)
 
 
-def cpu_limit() -> CpuLimit:
-    """Returns what sets `vcpu_capacity`; of several with the same, the strictest."""
+def is_only_requested() -> bool:
+    """Whether the vCPUs are what the pod asks for, and no limit: others that idle are used, too."""
     capacity = vcpu_capacity()
-    # A quota is kept to by the kernel at any time, a request only where others run.
-    if cpu_quota() == capacity:
-        return "quota"
-    if num_cpus() == capacity:
-        return "affinity" if capacity < (os.cpu_count() or 1) else "machine"
-    return "pod"
+    return requested_vcpus() == capacity and capacity not in (cpu_quota(), num_cpus())
 
 
 def requested_vcpus(environ: Mapping[str, str] = os.environ) -> float | None:
     request = environ.get(CPU_REQUEST, "")
-    if request.isdigit():
-        return int(request) / 1000 or None
-    return None
+    return int(request) / 1000 or None if request.isdigit() else None
 
 
-def cpu_quota(*, root: Path = CGROUP, membership: Path = MEMBERSHIP) -> float | None:
+def num_cpus() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1  # macOS
+
+
+# Control groups.
+
+
+def groups_of(controller: str) -> tuple[Path, ...]:
+    """Returns folders that may limit this process: its groups and their ancestors, nearest first.
+
+    In a container the group's name may be the host's, and the mounted root already the container's
+    group. Version 1 has a folder for each controller; where both versions are in use, version 2 is
+    mounted below.
+    """
+    folders: list[Path] = []
+    for line in (*_lines(MEMBERSHIP), f"0:{controller}:/", "0::/"):
+        controllers, _, path = line.partition(":")[2].partition(":")
+        tops = (CGROUP, CGROUP / "unified") if not controllers else (CGROUP / controller,)
+        if not controllers or controller in controllers.split(","):
+            parts = [part for part in path.split("/") if part]
+            depths = range(len(parts), -1, -1) if ".." not in parts else (0,)
+            folders += (top.joinpath(*parts[:depth]) for top in tops for depth in depths)
+    return tuple(dict.fromkeys(folder for folder in folders if folder.is_dir()))
+
+
+def cpu_quota() -> float | None:
     """Returns the smallest quota from this process's group to the root, in vCPUs; None: none."""
-    quotas = [group_quota(group) for group in cpu_groups(root=root, membership=membership)]
+    quotas = (group_quota(group) for group in groups_of("cpu"))
     return min((quota for quota in quotas if quota is not None), default=None)
 
 
-def limiting_group(*, root: Path = CGROUP, membership: Path = MEMBERSHIP) -> Path | None:
+def limiting_group() -> Path | None:
     """Returns the group whose quota, or pod's request, is below this process's affinity."""
-    groups = cpu_groups(root=root, membership=membership)
+    groups = groups_of("cpu")
     limits = [(group_quota(group), group) for group in groups]
     limits += [(requested_vcpus(), group) for group in groups[:1]]
     quotas = [(quota, group) for quota, group in limits if quota is not None]
     # The first of several with the same.
     quota, group = min(quotas, key=lambda own: own[0], default=(math.inf, None))
     return group if quota < num_cpus() else None
-
-
-def cpu_groups(*, root: Path = CGROUP, membership: Path = MEMBERSHIP) -> tuple[Path, ...]:
-    """Returns the folders of this process's CPU group and its ancestors, as seen here.
-
-    In a container the group's name may be the host's: then only the mounted root is known.
-    """
-    # Where both versions are in use, version 2 is mounted below.
-    tops = [(root, ""), (root / "unified", ""), *((root / name, "cpu") for name in _V1_FOLDERS)]
-    # The path may be the host's, and the root already the container's group.
-    memberships = [*_memberships(membership), (["", "cpu"], "/")]
-    folders: list[Path] = []
-    for top, controller in tops:
-        for controllers, path in memberships:
-            if controller in controllers:
-                folders += _upwards(top, path)
-    return tuple(dict.fromkeys(filter(_has_cpu_files, folders)))
-
-
-def _has_cpu_files(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in _CPU_FILES)
 
 
 def group_quota(folder: Path) -> float | None:
@@ -125,134 +124,73 @@ def group_quota(folder: Path) -> float | None:
 
 def group_cpu_seconds(folder: Path) -> float | None:
     """Returns CPU-seconds of all processes of a group so far; None if the kernel does not count."""
-    for line in _lines(folder / "cpu.stat"):
-        name, _, count = line.partition(" ")
-        if name == "usage_usec" and count.strip().isdigit():
-            return int(count) / 1e6
-    counted = _lines(folder / "cpuacct.usage")
-    if counted and counted[0].isdigit():
-        return int(counted[0]) / 1e9
+    microseconds = numbers_in(folder / "cpu.stat").get("usage_usec")
+    if microseconds is not None:
+        return microseconds / 1e6
+    counted = number_in(folder, "cpuacct.usage")
+    return None if counted is None else counted / 1e9
+
+
+def number_in(folder: Path, *names: str) -> int | None:
+    """Returns the number in the first of these files that has one, a limit of memory or a count."""
+    for name in names:
+        lines = _lines(folder / name)
+        if lines and lines[0].isdigit() and int(lines[0]) < _NO_LIMIT:
+            return int(lines[0])
     return None
 
 
-def num_cpus() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1  # macOS
-
-
-def _memberships(file: Path) -> Iterator[tuple[list[str], str]]:
-    for line in _lines(file):
-        controllers, _, path = line.partition(":")[2].partition(":")
-        yield controllers.split(","), path
-
-
-def _upwards(top: Path, path: str) -> Iterator[Path]:
-    parts = [part for part in path.split("/") if part not in ("", ".")]
-    if ".." in parts:
-        parts = []
-    for depth in range(len(parts), -1, -1):
-        yield top.joinpath(*parts[:depth])
+def numbers_in(file: Path) -> dict[str, int]:
+    """Returns the numbers of a file whose lines are a name and a number."""
+    pairs = (line.split() for line in _lines(file))
+    return {pair[0].rstrip(":"): int(pair[1]) for pair in pairs if pair[1:] and pair[1].isdigit()}
 
 
 def _lines(path: Path) -> list[str]:
     try:
-        return path.read_text(encoding="utf-8").splitlines()
+        return path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return []
+
+
+# Memory.
 
 
 def host_bytes() -> int:
     """Returns the memory that this process may use without being slowed or killed for it."""
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return min([physical, *_limits("memory.max", "memory.high", "memory.limit_in_bytes")])
+    slowed = (number_in(group, "memory.high") for group in groups_of("memory"))
+    return min(filter(None, (physical, limit_bytes(), *slowed)))
 
 
 def limit_bytes() -> int | None:
-    """Returns the smallest memory limit of this process's cgroup and those around it.
-
-    None: there is none. Version 1 shows "no limit" as a number of nearly 2**63.
-    """
-    return min(_limits("memory.max", "memory.limit_in_bytes"), default=None)
-
-
-def _limits(*names: str) -> list[int]:
-    lines = _memory_lines(*names)
-    return [int(line) for line in lines if line.isdigit() and 0 < int(line) < 1 << 60]
-
-
-def memory_groups() -> list[Path]:
-    """Returns folders that may limit this process's memory: its cgroups, the nearest first.
-
-    In a container the group's name may be the host's: then only the mounted root is known.
-    """
-    groups: list[Path] = []
-    for controllers, path in _memberships(MEMBERSHIP):
-        if "memory" in controllers:
-            groups += _upwards(CGROUP / "memory", path)
-        elif controllers == [""]:
-            groups += _upwards(CGROUP, path)
-            # Where both versions are in use, version 2 is mounted below.
-            groups += _upwards(CGROUP / "unified", path)
-    return [*groups, CGROUP, CGROUP / "memory"]
-
-
-def task_groups() -> list[Path]:
-    """Returns folders that may limit the tasks of this process: its cgroups, the nearest first."""
-    groups: list[Path] = []
-    for controllers, path in _memberships(MEMBERSHIP):
-        if "pids" in controllers:
-            groups += _upwards(CGROUP / "pids", path)
-        elif controllers == [""]:
-            groups += _upwards(CGROUP, path)
-    return groups
+    """Returns the smallest memory limit of this process's cgroup and those around it, if any."""
+    names = ("memory.max", "memory.limit_in_bytes")
+    limits = (number_in(group, *names) for group in groups_of("memory"))
+    return min(filter(None, limits), default=None)
 
 
 def num_memory_kills() -> int | None:
-    pairs = (line.split() for line in _memory_lines("memory.events", "memory.oom_control"))
-    return next((int(pair[1]) for pair in pairs if pair[:1] == ["oom_kill"]), None)
+    for group in groups_of("memory"):
+        for name in ("memory.events", "memory.oom_control"):
+            kills = numbers_in(group / name).get("oom_kill")
+            if kills is not None:
+                return kills
+    return None
 
 
-def is_killed_together() -> bool:
-    """Whether the kernel kills all processes of a group at once if one passes the limit.
-
-    Kubernetes sets it for containers (1.28 and later, control groups of version 2).
-    """
-    return "1" in _memory_lines("memory.oom.group")
-
-
-def _memory_lines(*names: str) -> Iterator[str]:
-    for group in memory_groups():
-        for name in names:
-            yield from _lines(group / name)
+# Accelerators, and this process.
 
 
 def num_accelerators(environ: Mapping[str, str]) -> int:
     """Returns the number of NVIDIA GPUs that CUDA_VISIBLE_DEVICES, else the host, offers."""
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
-        return _num_named(visible)
-    try:
-        return sum(bool(_ACCELERATOR.match(name)) for name in os.listdir("/dev"))
-    except OSError:
-        return 0
-
-
-def _num_named(visible: str) -> int:
-    """Returns the number of GPUs in a list, which CUDA ends at the first entry that names none.
-
-    As `host.gpus.visible_places`, without the driver: whether an index exists is not known here.
-    """
-    names: list[str] = []
-    for entry in visible.split(","):
-        name = entry.strip()
-        if not name[:1].isdigit() and not name.startswith(("GPU-", "MIG-")):
-            break
-        # A GPU that is named twice makes the list empty.
-        if name in names:
-            return 0
-        names.append(name)
-    return len(names)
+        # CUDA ends the list at the first entry that names none.
+        return len([*takewhile(_NAMED.match, visible.split(","))])
+    with contextlib.suppress(OSError):
+        return sum(bool(_ACCELERATOR.fullmatch(name)) for name in os.listdir("/dev"))
+    return 0
 
 
 def turn_off_core_dumps() -> None:

@@ -1,70 +1,55 @@
-"""Steps of a pipeline: components in the pods that they need, and the compiled pipeline.
+"""A run of a pipeline on Kubeflow: its parameters, and the pods of its steps.
 
-    measured = profile(**run.inputs(profile))
-    follower(measured, run, name="Profile")
-
-A pipeline may train more than once: `run.branch("large")` gives a training run its own job, and a
-`dsl.ParallelFor` gives each of its items one.
-
-The steps of a project's pipeline are listed in its own file, pipelines/kubeflow.py at the top of a
-checkout; `stoker.parameters` has the parameters of a run. `control_step` and `follower` take and
-return kfp's own task, and work on any step of any pipeline. kfp-kubernetes cannot set a priority
-class (use configs/kubernetes/priority.yaml), variables from all keys of a secret, node affinity by
-a rule, a seccomp profile or an fsGroup. Kubeflow Pipelines 2.16 and later set the seccomp profile
-and drop capabilities.
+kfp-kubernetes cannot set a priority class, variables from
+all keys of a secret, node affinity by a rule, a seccomp profile or an fsGroup. Kubeflow Pipelines
+2.16 and later set the seccomp profile and drop capabilities.
 """
 
-import dataclasses
+import functools
 import inspect
-import json
 import tempfile
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ParamSpec, cast
 
 from kfp import compiler, dsl, kubernetes
-from kfp.dsl.base_component import BaseComponent as Component
+from kfp.dsl.graph_component import GraphComponent
 from kfp.dsl.pipeline_task import PipelineTask as Task
 from kfp.kubernetes import set_security_context
 
-from stoker.environment import STEP_WORKLOAD
-from stoker.errors import UsageError
-from stoker.kubeflow.branches import TrainingComponent, checked_branch
-from stoker.parameters import BRANCH_INPUT, Parameter
-from stoker.pipelines.kubeflow.compile import (
+from stoker.pipelines.base import Compiled, project_pipeline
+from stoker.pipelines.kubeflow import (
     CHAMPION,
     CHAMPIONS_FOLDER,
-    CHANNELS_FOLDER,
-    MEMORY,
-    MEMORY_FOLDER,
     KubeflowRequest,
     kubeflow_request,
     workload_text,
 )
-from stoker.platforms.kubernetes.follower import FOLLOWER_LABELS
-from stoker.platforms.kubernetes.layout import MAX_LABEL, STEP_LABEL
-from stoker.platforms.kubernetes.pod_template import STAY_ANNOTATIONS, claim_of
-from stoker.records import Workload, nearest
+from stoker.platforms.kubernetes.pods import FOLLOWER_LABELS, STAY_ANNOTATIONS
+from stoker.records import Workload
 from stoker.records.platforms import amount
-from stoker.records.profile_key import same_cost_names
+
+P = ParamSpec("P")
 
 # Stands for the run's id, but only as the whole value of an input.
 RUN_ID: str = dsl.PIPELINE_JOB_ID_PLACEHOLDER
 
 # Steps that write to MLflow, and the variables of its login.
 _TRACKED = ("train", "evaluate")
+# Secrets of the namespace that the steps get, if they are there: docs/how-to/monitoring.md.
+_MLFLOW_SECRET = "stoker-mlflow"
+_WEBHOOK_SECRET = "stoker-webhook"
 MLFLOW_SECRETS = tuple(f"MLFLOW_TRACKING_{key}" for key in ("TOKEN", "USERNAME", "PASSWORD"))
-_PROFILE = "profile"
-_WORKLOAD_ANNOTATION = "stoker/step-workload"
 _TYPES = {"string": str, "integer": int, "number": float, "boolean": bool}
+# Of a step that follows a job; and of a small one, whose failure may also be an honest one, such
+# as the gate's.
 _RETRY_SECONDS = 60
-# Of a small step, whose failure may also be an honest one, such as the gate's.
 _CONTROL_RETRY_SECONDS = 10
 # From the start of the first attempt: a later attempt is ended then. kfp's default, one hour, would
 # end a follower in the middle of a training run; kfp cannot express "no limit".
 _RETRIES_END_SECONDS = 365 * 86400
-# What a follower reads of its pod. The label is Kubeflow's. As an input, the run's id would keep
-# profiles from being taken from the cache.
+# What a follower reads of its pod. The label is Kubeflow's.
 _OWN_POD = {
     "NAME": "name",
     "UID": "uid",
@@ -75,272 +60,148 @@ _OWN_POD = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineRun:
-    """The workload of a run, and the values of the pipeline's parameters.
+    """A run of a pipeline: its workload, and the pods of its steps.
 
     Attributes:
         request: What the pipeline is compiled from.
-        parameters: Values by name; a parameter without a value has the workload's.
-        branches: What tells this training run from the run's others, from the outermost branch on.
-        comparison: Output of the step `compare`; None: the pipeline has none.
     """
 
     request: KubeflowRequest
-    parameters: Mapping[str, object] = field(default_factory=dict)
-    branches: tuple[object, ...] = ()
-    comparison: object = None
 
     @classmethod
-    def of(cls, workload: Workload, **parameters: object) -> "PipelineRun":
+    def of(cls, workload: Workload) -> "PipelineRun":
         """Returns a run for a pipeline of your own.
 
         Args:
             workload: Workload with an image and today's cluster, from
                 `stoker.workload_file.read_workload`.
-            parameters: Parameters of your pipeline that replace the workload's values: image=image.
 
         Raises:
-            UsageError: If the workload lacks what the steps need, or has no such parameter.
+            UsageError: If the workload lacks what the steps need.
         """
-        return cls(request=kubeflow_request(workload)).given(**parameters)
-
-    def given(self, **parameters: object) -> "PipelineRun":
-        """Returns the run with other values of parameters: learning_rate=0.1.
-
-        Raises:
-            UsageError: If a run has no such parameter.
-        """
-        if unknown := next((name for name in parameters if name not in self._known), None):
-            raise UsageError(
-                f"a run of {self.request.workload.name} has no parameter {unknown}",
-                fix=nearest(unknown, list(self._known)),
-            )
-        return dataclasses.replace(self, parameters={**self.parameters, **parameters})
-
-    def branch(self, name: object) -> "PipelineRun":
-        """Returns the run for another training run, beside this one's.
-
-        The names of its jobs and of their folders contain `name`: a text, or a value that the
-        pipeline knows only when it runs, such as an output of an earlier step. Items of
-        `dsl.ParallelFor` are in the names by themselves.
-
-        Raises:
-            UsageError: If a text has characters other than letters, digits and single dashes.
-        """
-        return dataclasses.replace(self, branches=(*self.branches, checked_branch(name)))
+        return cls(request=kubeflow_request(workload))
 
     @property
-    def image(self) -> object:
-        """Image of the training."""
-        return self.value("image")
+    def name(self) -> str:
+        return self.request.workload.name
 
     @property
-    def control_image(self) -> object:
-        """Image of the steps, which do not train."""
-        return self.value("control_image" if "control_image" in self._known else "image")
+    def workload(self) -> str:
+        """The workload as JSON, without the values of a run's parameters."""
+        return workload_text(self.request.workload)
 
     @property
-    def has_memory(self) -> bool:
-        """Whether the training's runs are remembered: there is a claim, and it is in no branch."""
-        return self.request.memory is not None and not self.branches
+    def image(self) -> str:
+        """Image of the steps: `kubernetes.control.image`, or the training's."""
+        return self.request.settings.control.image or self.request.image
 
-    def value(self, name: str) -> object:
-        """Returns the run's value of a parameter, or else the workload's."""
-        if name in self.parameters:
-            return self.parameters[name]
-        return self._known[name].default(self.request.workload)
+    @property
+    def champion(self) -> str:
+        """The model in use, as evaluate and gate name it; empty: none."""
+        if self.request.champions:
+            return CHAMPIONS_FOLDER
+        return self.request.settings.champion or ""
 
-    def inputs(self, component: Component, **own: object) -> dict[str, object]:
-        """Returns the inputs of a component that the run knows.
+    def step(
+        self, task: Task, name: str, *, follows_job: bool = False, num_retries: int = 3
+    ) -> Task:
+        """Gives a step a small pod on any node, as `kubernetes.control` says, and retries.
+
+        A step with an input `champion` gets the claim of `kubernetes.champion` mounted. Results
+        are never taken from Kubeflow's cache.
 
         Args:
-            component: Component of stoker, or yours with inputs of the same names.
-            own: Inputs that replace these.
+            task: A step of kfp.
+            name: Name in the console.
+            follows_job: Whether it creates and follows a job: autoscalers leave its pod alone, it
+                has no time limit except the job's, and a retry adopts the job.
+            num_retries: Number of retries, each after twice the time: a pod may be evicted.
         """
-        shared = {"image": self.control_image, "job_image": self.image, "run_id": RUN_ID}
-        if self.request.memory and self.has_memory:
-            shared[MEMORY] = self.request.memory.folder
-        if self.comparison is not None:
-            shared["comparison"] = self.comparison
-        named = component.component_spec.inputs or {}
-        values = {name: self.value(name) for name in named if name in self._known}
-        if isinstance(component, TrainingComponent):
-            changes = [name for name, each in self._known.items() if each.hyperparameter]
-            if component.component_spec.name == _PROFILE:
-                # What Kubeflow compares: `follower` gives the pod the whole workload.
-                values["workload"] = self.request.profiled
-                changes = [name for name in changes if not self._is_same_cost(name)]
-            values["hyperparameters"] = {name: self.value(name) for name in changes}
-            values[BRANCH_INPUT] = self.branches
-        return {**values, **{n: v for n, v in shared.items() if n in named}, **own}
+        task.set_display_name(name).set_caching_options(False)
+        settings = self.request.settings
+        control = settings.control
+        user = settings.run_as
+        # The user of the jobs' pods.
+        set_security_context(task, run_as_user=user, run_as_group=user, run_as_non_root=True)
+        # The image may not know the user.
+        task.set_env_variable("HOME", "/tmp").set_env_variable("USER", "stoker")
+        # Images for GPUs ask for all GPUs of the node, whatever the pod has.
+        task.set_env_variable("NVIDIA_VISIBLE_DEVICES", "void")
+        if settings.image_pull_policy:
+            kubernetes.set_image_pull_policy(task, settings.image_pull_policy)
+        if settings.step_pull_secrets:
+            kubernetes.set_image_pull_secrets(task, list(settings.step_pull_secrets))
+        self._set_secrets(task)
+        champions = self.request.champions
+        if champions and CHAMPION in task.inputs:
+            claim, folder = champions
+            kubernetes.mount_pvc(task, pvc_name=claim, mount_path=CHAMPIONS_FOLDER, sub_path=folder)
+        task.set_cpu_request(str(control.cpu))
+        task.set_memory_request(_memory(control.memory)).set_memory_limit(_memory(control.memory))
+        if follows_job:
+            kubernetes.set_timeout(task, 0)
+            _follow(task)
+        elif control.max_run_seconds:
+            kubernetes.set_timeout(task, control.max_run_seconds)
+        if num_retries:
+            seconds = _RETRY_SECONDS if follows_job else _CONTROL_RETRY_SECONDS
+            task.set_retry(
+                num_retries,
+                backoff_duration=f"{seconds}s",
+                backoff_factor=2.0,
+                backoff_max_duration=f"{_RETRIES_END_SECONDS}s",
+            )
+        return task
 
-    def _is_same_cost(self, name: str) -> bool:
-        hyperparameter = self._known[name].hyperparameter
-        return hyperparameter in same_cost_names(self.request.workload)
+    def pipeline(self, steps: Callable[P, None]) -> GraphComponent:
+        """Returns kfp's pipeline of the workload's name.
 
-    @property
-    def _known(self) -> dict[str, Parameter]:
-        return {parameter.name: parameter for parameter in self.request.parameters}
+        Args:
+            steps: Function that makes the steps. Its `**params` are the run's parameters by name;
+                its own arguments, with types and defaults, are further ones.
+        """
+        own = [
+            each
+            for each in inspect.signature(steps).parameters.values()
+            if each.kind is not inspect.Parameter.VAR_KEYWORD
+        ]
+        named = [
+            inspect.Parameter(
+                each.name,
+                inspect.Parameter.POSITIONAL_OR_KEYWORD,
+                default=each.default,
+                annotation=_TYPES[each.kind],
+            )
+            for each in self.request.parameters
+        ]
+        names = [each.name for each in (*named, *own)]
 
+        def graph(*values: object) -> None:
+            given = dict(zip(names, values, strict=True))
+            cast(Callable[[], None], functools.partial(steps, **given))()  # type: ignore[arg-type]
 
-def control_step(task: Task, run: PipelineRun, *, name: str, num_retries: int = 3) -> Task:
-    """Gives a step a small pod on any node, retries, and no result from the cache.
+        signature = [each.replace(kind=inspect.Parameter.POSITIONAL_OR_KEYWORD) for each in own]
+        graph.__signature__ = inspect.Signature([*named, *signature])  # type: ignore[attr-defined]
+        about = f"stoker: profile, decide, train, evaluate {self.name}."
+        # Kubeflow's console shows a parameter's description next to its field.
+        texts = [f"    {each.name}: {each.text}" for each in self.request.parameters]
+        graph.__doc__ = "\n".join([about, "", "Args:", *texts, ""])
+        made: GraphComponent = dsl.pipeline(name=self.name, description=about)(graph)
+        return made
 
-    A step with an input `champion` gets the claim of `kubernetes.champion` mounted, and one with an
-    input `memory` that of `kubernetes.memory`.
-
-    Args:
-        task: A step of kfp.
-        run: Run with `kubernetes.control`: the pod's resources and time limit.
-        name: Name in the console.
-        num_retries: Number of retries, after ten seconds, twenty, forty: its pod may be evicted.
-    """
-    task.set_display_name(name).set_caching_options(False)
-    # The name in the pipeline: only by a label can `kubectl logs` tell a step's pods.
-    kubernetes.add_pod_label(task, STEP_LABEL, task.name[:MAX_LABEL].strip("-"))
-    settings = run.request.settings
-    control = settings.control
-    user = settings.run_as
-    # The user of the jobs' pods.
-    set_security_context(task, run_as_user=user, run_as_group=user, run_as_non_root=True)
-    # The image may not know the user.
-    task.set_env_variable("HOME", "/tmp").set_env_variable("USER", "stoker")
-    if settings.image_pull_policy:
-        kubernetes.set_image_pull_policy(task, settings.image_pull_policy)
-    if settings.step_pull_secrets:
-        kubernetes.set_image_pull_secrets(task, list(settings.step_pull_secrets))
-    _secrets(task, run)
-    # Images for GPUs ask for all GPUs of the node, whatever the pod has.
-    task.set_env_variable("NVIDIA_VISIBLE_DEVICES", "void")
-    champions = run.request.champions
-    if champions and CHAMPION in task.inputs:
-        claim, folder = champions
-        kubernetes.mount_pvc(task, pvc_name=claim, mount_path=CHAMPIONS_FOLDER, sub_path=folder)
-    memory = run.request.memory
-    if memory and MEMORY in task.inputs:
-        kubernetes.mount_pvc(
-            task, pvc_name=memory.claim, mount_path=MEMORY_FOLDER, sub_path=memory.mounted
-        )
-    task.set_cpu_request(str(control.cpu))
-    if settings.cpu_limit:
-        task.set_cpu_limit(str(control.cpu_limit))
-    task.set_memory_request(_memory(control.memory)).set_memory_limit(_memory(control.memory_limit))
-    if control.max_run_seconds:
-        kubernetes.set_timeout(task, control.max_run_seconds)
-    _retried(task, num_retries, after_seconds=_CONTROL_RETRY_SECONDS)
-    return task
-
-
-def with_image_and_data(task: Task, run: PipelineRun, *, name: str) -> Task:
-    """Gives a step the pod of `control_step`, with the job's image and the channels' claims.
-
-    The image is pulled again by its tag where the workload does not say how, as a node may have an
-    earlier one.
-    """
-    step = control_step(task, run, name=name)
-    if not run.request.settings.image_pull_policy and not _is_pinned(run.request.image):
-        kubernetes.set_image_pull_policy(step, "Always")
-    # Its own pod shows the digest of the image.
-    kubernetes.use_field_path_as_env(step, "POD_NAMESPACE", "metadata.namespace")
-    for channel, address in run.request.workload.channels.items():
-        claim, folder = claim_of(address.uri, where=f"key channels.{channel}.uri")
-        path = f"{CHANNELS_FOLDER}/{channel}"
-        kubernetes.mount_pvc(step, pvc_name=claim, mount_path=path, sub_path=folder)
-    return step
-
-
-def image_to_compare(run: PipelineRun) -> object:
-    """Returns the image of the step that compares: the small one where the digest is in a name."""
-    if _is_pinned(run.request.image):
-        return run.control_image
-    return run.image
-
-
-def mounted_channels(run: PipelineRun) -> str:
-    """Returns where `with_image_and_data` mounts the channels, by their addresses, as JSON."""
-    channels = run.request.workload.channels.items()
-    return json.dumps({channel.uri: f"{CHANNELS_FOLDER}/{name}" for name, channel in channels})
-
-
-def _is_pinned(image: str) -> bool:
-    return "@sha256:" in image
-
-
-def _retried(task: Task, num_retries: int, *, after_seconds: int) -> None:
-    if num_retries:
-        task.set_retry(
-            num_retries,
-            backoff_duration=f"{after_seconds}s",
-            backoff_factor=2.0,
-            backoff_max_duration=f"{_RETRIES_END_SECONDS}s",
-        )
-
-
-def follower(task: Task, run: PipelineRun, *, name: str, num_retries: int = 3) -> Task:
-    """Gives a step that creates and follows a job a small pod, which autoscalers leave alone.
-
-    The step has no time limit except the job's, and the label that
-    configs/kubernetes/priority.yaml selects.
-
-    Args:
-        task: A step of kfp.
-        run: Run as for `control_step`.
-        name: Name in the console.
-        num_retries: Number of retries, after one minute, two, four. A retry adopts the job, and
-            fails only if the cluster refuses or does not answer.
-    """
-    control_step(task, run, name=name, num_retries=0)
-    _retried(task, num_retries, after_seconds=_RETRY_SECONDS)
-    kubernetes.set_timeout(task, 0)
-    for key, path in _OWN_POD.items():
-        kubernetes.use_field_path_as_env(task, f"POD_{key}", f"metadata.{path}")
-    for key, text in STAY_ANNOTATIONS.items():
-        kubernetes.add_pod_annotation(task, key, text)
-    if task.component_spec.name == _PROFILE:
-        # Not an input: a profile is found again whatever its gate or learning rate.
-        text = workload_text(run.request.workload)
-        kubernetes.add_pod_annotation(task, _WORKLOAD_ANNOTATION, text)
-        path = f"metadata.annotations['{_WORKLOAD_ANNOTATION}']"
-        kubernetes.use_field_path_as_env(task, STEP_WORKLOAD, path)
-    for key, text in FOLLOWER_LABELS.items():
-        kubernetes.add_pod_label(task, key, text)
-    return task
-
-
-def pipeline(
-    request: KubeflowRequest, body: Callable[[PipelineRun], None], *, description: str
-) -> str:
-    """Returns the compiled pipeline, as YAML: the same text for the same request.
-
-    Args:
-        request: Request with its name and parameters.
-        body: Function that makes the steps. Its first argument is the run; other arguments, with
-            types and defaults, become parameters of the pipeline.
-        description: Description that Kubeflow shows.
-    """
-    body_parameters = list(inspect.signature(body).parameters.values())[1:]
-    names = [parameter.name for parameter in request.parameters]
-
-    def graph(*values: object) -> None:
-        given = dict(zip((*names, *(each.name for each in body_parameters)), values, strict=True))
-        parameters = {name: given.pop(name) for name in names}
-        body(PipelineRun(request=request, parameters=parameters), **given)
-
-    signature = [
-        inspect.Parameter(
-            parameter.name,
-            inspect.Parameter.POSITIONAL_OR_KEYWORD,
-            default=parameter.default(request.workload),
-            annotation=_TYPES[parameter.kind],
-        )
-        for parameter in request.parameters
-    ]
-    signature += body_parameters
-    graph.__signature__ = inspect.Signature(signature)  # type: ignore[attr-defined]
-    # Kubeflow's console shows a parameter's description next to its field.
-    texts = [f"{parameter.name}: {parameter.text}" for parameter in request.parameters]
-    lines = "\n".join(f"    {text}" for text in (*texts, *_texts_of(body)))
-    graph.__doc__ = f"{description}\n\nArgs:\n{lines}\n"
-    return compiled(dsl.pipeline(name=request.workload.name, description=description)(graph))
+    def _set_secrets(self, task: Task) -> None:
+        """Gives a step the secrets that it needs: MLflow's login, or the webhook's address."""
+        workload = self.request.workload
+        name = task.component_spec.name
+        tracking = workload.tracking
+        notify = workload.notify
+        # Optional: the Secret has only the keys that the server needs, or is not there.
+        if tracking.mlflow and name in _TRACKED:
+            keys = {key: key for key in MLFLOW_SECRETS}
+            kubernetes.use_secret_as_env(task, _MLFLOW_SECRET, keys, optional=True)
+        if notify and name == "finish":
+            keys = {"url": notify.variable}
+            kubernetes.use_secret_as_env(task, _WEBHOOK_SECRET, keys, optional=True)
 
 
 def compiled(component: object) -> str:
@@ -351,26 +212,31 @@ def compiled(component: object) -> str:
         return file.read_text(encoding="utf-8")
 
 
-def _texts_of(body: Callable[[PipelineRun], None]) -> list[str]:
-    """Returns the lines on arguments of a function's docstring, without the first argument's."""
-    _, _, lines = (inspect.getdoc(body) or "").partition("Args:\n")
-    texts = [line.strip() for line in lines.partition("\n\n")[0].splitlines()]
-    return [line for line in texts if not line.startswith("run:")]
+def compile_kubeflow(workload: Workload, *, folder: Path | None = None) -> Compiled:
+    """Compiles the workload's pipeline, without network.
+
+    Raises:
+        UsageError: If the workload lacks something, or the project's files cannot be used.
+    """
+    run = PipelineRun.of(workload)
+    module = project_pipeline("kubeflow", folder=folder or Path.cwd())
+    return Compiled(
+        name=workload.name,
+        description=f"stoker: profile, decide, train, evaluate {workload.name}.",
+        definition=compiled(module.build(run)),
+        parameters=run.request.parameters,
+        uploads={},
+    )
 
 
-def _secrets(task: Task, run: PipelineRun) -> None:
-    """Gives a step the secrets that it needs: MLflow's login, or the webhook's address."""
-    workload = run.request.workload
-    name = task.component_spec.name
-    tracking = workload.tracking
-    notify = workload.notify
-    if tracking.mlflow and tracking.secret and name in _TRACKED:
-        # Optional: the secret has only the keys that the server needs.
-        keys = {key: key for key in MLFLOW_SECRETS}
-        kubernetes.use_secret_as_env(task, tracking.secret, keys, optional=True)
-    if notify and notify.secret and name == "finish":
-        # Optional: a missing secret must not prevent the clean-up.
-        kubernetes.use_secret_as_env(task, notify.secret, {"url": notify.variable}, optional=True)
+def _follow(task: Task) -> None:
+    """Tells a step its own pod, whose Workflow owns the job, and keeps autoscalers from it."""
+    for key, path in _OWN_POD.items():
+        kubernetes.use_field_path_as_env(task, f"POD_{key}", f"metadata.{path}")
+    for key, text in STAY_ANNOTATIONS.items():
+        kubernetes.add_pod_annotation(task, key, text)
+    for key, text in FOLLOWER_LABELS.items():
+        kubernetes.add_pod_label(task, key, text)
 
 
 def _memory(quantity: str | int | float) -> str:

@@ -1,7 +1,6 @@
-"""Pipelines of a workload, on Kubeflow and on SageMaker: compiled, uploaded, started, shown.
+"""Pipelines of a workload, on Kubeflow and on SageMaker: uploaded, started, scheduled, shown.
 
-`base` has what both services share (the class `PipelineClient`); each service's folder has its
-compiler (`compile`), its `client` and what it shows of a run (`run_steps`, with the exit code).
-`changes` tells what an upload would change, `schedules` what a schedule. The steps of users' own
-pipelines are in `stoker.kubeflow` and `stoker.sagemaker`; what a step does is in `stoker.run`.
+`base` has what both services share (the class `PipelineClient`); `kubeflow` and `sagemaker` each
+have what a pipeline is built from, and the client. The steps of users' own pipelines are in
+`stoker.kubeflow` and `stoker.sagemaker`; what a step does is in `stoker.run`.
 """

@@ -1,22 +1,13 @@
 """Platforms that run jobs: each is a subclass of `base.Platform`, and its jobs are `base.Run`s.
 
-What they do beyond `plan`, `describe` and `submit`, which all have:
-
-                                                    local  sagemaker  kubernetes
-finds the hosts of an earlier attempt  `resumed`      -        x          x
-reports how busy its hosts are         `load_words`   -        x          -
-leaves a job running as stoker ends    `leave`        -        x          x
-has another form of a request          `manifest`     -        -          x
-deletes what is left of a run's jobs   `clean_up`     -        -          x
-recovers a run whose step was lost     `lost`         -        -          x
-
-A new one is added in three places: a module here with the class; a line in `_CLASSES` below; and
-its name, facts and settings in `records/platforms.py`. See docs/architecture.md.
+Each has six methods: `plan`, `describe`, `manifest`, `submit`, and for jobs that outlive stoker
+`resumed` and `clean_up`. A new one is added in three places: a module here with the
+class; a line in `_CLASSES` below; and its name, facts and settings in `records/platforms.py`. See
+docs/architecture.md.
 
 Who may stop or end a running job: who follows it, where following fails or is interrupted
-(`base.leave_or_stop`); the run itself (`launch/run_guards.py`: nobody follows it, a hang, the
-budget; `launch/coordinator.py`: a lost host); a profile's deadline (`profile/profiled_job.py`); and
-the stop of a pipeline's run (`stop_verb` in `cli/pipelines.py`).
+(`base.leave_or_stop`); the run itself (`launch`: nobody follows it, a hang, the budget, a lost
+host); a profile's deadline (`profile/profiled_job.py`); and the stop of a pipeline's run.
 """
 
 from importlib import import_module

@@ -10,7 +10,7 @@ from typing import ClassVar, Generic, Self, TypeVar
 
 import msgspec
 
-from stoker.environment import RunEnvironment
+from stoker.environment import RunSettings
 from stoker.errors import (
     JobStoppedError,
     PlatformError,
@@ -18,7 +18,6 @@ from stoker.errors import (
     TerminatedError,
     UsageError,
 )
-from stoker.platforms.project import Project
 from stoker.records import (
     Channel,
     Event,
@@ -35,8 +34,8 @@ from stoker.records import (
     read_json,
 )
 from stoker.records.base import Document
-from stoker.records.hyperparameters import order_of, values_of
-from stoker.records.training import EndState, Lineage
+from stoker.records.hyperparameters import values_of
+from stoker.records.training import EndState
 
 _ROLES: tuple[Role, ...] = ("dnn", "data")
 # Variables by which `mlflow.log_metric` finds its run. They may differ between attempts of one job.
@@ -45,17 +44,16 @@ MLFLOW_EXPERIMENT = "MLFLOW_EXPERIMENT_NAME"
 MLFLOW_RUN = "MLFLOW_RUN_ID"
 MLFLOW_FILES = "MLFLOW_ALLOW_FILE_STORE"
 MLFLOW_VARIABLES = frozenset((MLFLOW_URI, MLFLOW_EXPERIMENT, MLFLOW_RUN, MLFLOW_FILES))
-# A request that differs in these only is of the same job: MLflow may be unreachable in one attempt,
-# and prices or the limit may change.
-NOT_COMPARED = MLFLOW_VARIABLES | {"STOKER_BUDGET"}
-# SageMaker's own default.
-TENSORBOARD = "output/tensorboard"
+# A request that differs in these only is of the same job: MLflow may be unreachable in one attempt.
+NOT_COMPARED = MLFLOW_VARIABLES
 # A channel in inputdataconfig.json, where SageMaker does not write it.
 PLAIN_CHANNEL: Document = {
     "TrainingInputMode": "File",
     "S3DistributionType": "FullyReplicated",
     "RecordWrapperType": "None",
 }
+# Of a job whose platform has no hosts, at most: the first one and its alternatives.
+MAX_PLANS = 5
 # These names become paths and object names.
 _RUN_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?")
 # Not dots alone, such as `..`.
@@ -74,12 +72,7 @@ class JobSpec:
         environment: Further variables of the user's command.
         secrets: Where each of its secret variables is kept.
         settings: Settings of all processes of the run, except for what `groups` say.
-        next_best: The decision's next plan, as text for error messages.
-        prices: Known prices in dollars per hour of one host, by instance type.
         run_dir: Local folder for logs and outputs of the run.
-        wait_seconds: How long it may still wait for hosts; absent: as on_no_capacity says.
-        records: Documents by name, from which a pipeline's last step can plan and follow this job
-            after the step that submitted it was lost.
         lineage: What is known of the run's origin before it starts.
     """
 
@@ -91,28 +84,17 @@ class JobSpec:
     hyperparameters: Document = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     secrets: Mapping[str, SecretSource] = field(default_factory=dict)
-    settings: RunEnvironment = field(default_factory=RunEnvironment)
+    settings: RunSettings = field(default_factory=RunSettings)
     image: str | None = None
     platform_settings: PlatformSettings = field(default_factory=PlatformSettings)
-    next_best: str = ""
-    prices: Mapping[str, float] = field(default_factory=dict)
     run: str | None = None
     tracking: TrackingSettings = field(default_factory=TrackingSettings)
-    wait_seconds: float | None = None
-    records: Mapping[str, str] = field(default_factory=dict)
-    lineage: Lineage = field(default_factory=Lineage)
+    lineage: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def run_name(self) -> str:
         """The name that all tries of the run share."""
         return self.run or self.name
-
-    @property
-    def next_best_advice(self) -> str:
-        """What to run instead where hosts are short; empty without another plan."""
-        if not self.next_best:
-            return ""
-        return f"the next best plan: {self.next_best}"
 
     @classmethod
     def of(
@@ -123,7 +105,6 @@ class JobSpec:
         run_dir: Path,
         name: str | None = None,
         profile: ProfileSettings | None = None,
-        next_best: str = "",
     ) -> "JobSpec":
         """Returns the job that runs `workload` on `groups`; `name` is by default the folder's."""
         return cls(
@@ -135,10 +116,9 @@ class JobSpec:
             hyperparameters=values_of(workload.hyperparameters),
             environment=workload.environment,
             secrets=workload.secret_sources,
-            settings=RunEnvironment.of(workload, profile=profile),
+            settings=RunSettings.of(workload, profile=profile),
             image=workload.image,
             platform_settings=workload,  # which inherits them
-            next_best=next_best,
             tracking=tracking_of(workload),
         )
 
@@ -157,13 +137,11 @@ class JobEnd:
         exit_code: Exit code of the training command, where known.
         output_dir: Local folder with the dnn leader's output/data.
         data_group_release_seconds: From the end of the dnn leader to the end of the last data host.
-        model_copy_uri: Where a later step registers the model, if that is a copy.
         events: Events that only the platform saw; the leader's are in its record.
         mlflow_run_id: Run that the platform created in its own MLflow.
         host_seconds: Time of all hosts of each group, in seconds, where known.
         lineage: What the platform knows of the run's origin, such as the image's digest.
         unfetched: Address of the leader's outputs, where they could not be read.
-        groups: Hosts that it had; empty: its plan's.
     """
 
     status: EndState
@@ -172,14 +150,12 @@ class JobEnd:
     output_dir: Path | None = None
     data_group_release_seconds: float | None = None
     model_uri: str | None = None
-    model_copy_uri: str | None = None
     job_url: str | None = None
     events: tuple[Event, ...] = ()
     mlflow_run_id: str | None = None
     host_seconds: Mapping[str, float] = field(default_factory=dict)
-    lineage: Lineage = field(default_factory=Lineage)
+    lineage: Mapping[str, str] = field(default_factory=dict)
     unfetched: str | None = None
-    groups: tuple[Group, ...] = ()
 
 
 def leader_record(output_dir: Path | None) -> Training | None:
@@ -202,8 +178,6 @@ class LogLine:
 
 
 RequestT = TypeVar("RequestT")
-# vCPUs and GPUs by instance type.
-InstanceSizes = Mapping[str, tuple[int, int]]
 
 
 class Run(ABC):
@@ -240,16 +214,6 @@ class Run(ABC):
     def remaining(self) -> PlatformError | None:
         """The error for a job that `stop` could not end, or None."""
         return None
-
-    def clean_up(self) -> None:  # noqa: B027
-        """Deletes what the platform would keep of an ended job; never raises."""
-
-    def load_words(self, sizes: InstanceSizes) -> Sequence[str]:
-        """Returns how busy the hosts were, one line per group, where the platform measures it.
-
-        `sizes` has the vCPUs and GPUs of instance types.
-        """
-        return ()
 
 
 def leave_or_stop(
@@ -304,11 +268,9 @@ class Platform(ABC, Generic[RequestT]):
 
     Attributes:
         name: As in workloads.
-        project: What `stoker init` writes; None: the keys that every workload needs.
     """
 
     name: str
-    project: ClassVar[Project | None] = None
 
     @classmethod
     def of(cls, settings: PlatformSettings | None) -> Self:
@@ -331,36 +293,11 @@ class Platform(ABC, Generic[RequestT]):
         """Returns the request as `--dry-run` prints it, for the platform's own tool if any."""
         return json.dumps(self.describe(request), indent=2)
 
-    def choices(self, job: JobSpec) -> Sequence[tuple[Group, ...]]:
-        """Returns the clusters of which the service takes one; by default the plan's."""
-        return (job.groups,)
-
-    def check_free(self, job: JobSpec) -> None:
-        """Raises a PlatformError if `submit` would meet a run that is in the job's way."""
-
     # Jobs that outlive stoker.
 
     def resumed(self, requests: Sequence[RequestT]) -> int:
         """Returns the index of the request for which an earlier attempt got hosts; else 0."""
         return 0
-
-    def vanished(self, request: RequestT) -> str:
-        """Returns words on an earlier job of the run's folder that is gone; empty without one."""
-        return ""
-
-    def fetched(self, address: str, *, folder: Path) -> Path | None:
-        """Writes a job's outputs to `folder`; returns it, or None if the job left none.
-
-        Args:
-            address: `JobEnd.unfetched`.
-
-        Raises:
-            PlatformError: If they cannot be read; by default only the job's follower can.
-        """
-        raise PlatformError(
-            f"the outputs of the job could not be read: {address}",
-            fix="the same `stoker train` with the --name of the run",
-        )
 
     def clean_up(self, name: str, settings: PlatformSettings, *, run_id: str = "") -> str:
         """Deletes what is left of a run's jobs; returns what that was, empty without any.
@@ -371,41 +308,6 @@ class Platform(ABC, Generic[RequestT]):
             run_id: Id of the pipeline's run, whose profile may be a job, too.
         """
         return ""
-
-    # What it keeps to finish a run whose follower was lost. These methods, except for those that
-    # keep something, raise a PlatformError if the platform cannot be asked.
-
-    def kept(self, request: RequestT) -> str:
-        """Returns the record with which an earlier attempt ended, or an empty text."""
-        return ""
-
-    def keep(self, request: RequestT, record: str) -> None:
-        """Keeps the record of an ended job, empty if it left none; never raises."""
-
-    def kept_profile(self, settings: PlatformSettings, key: str) -> str:
-        """Returns the profile that an earlier run kept under a key, as JSON, or an empty text."""
-        return ""
-
-    def keep_profile(self, settings: PlatformSettings, key: str, record: str) -> None:
-        """Keeps a profile, as JSON, for later runs; never raises."""
-
-    def is_cancelled(self, settings: PlatformSettings) -> bool:
-        """Returns whether the pipeline's run is being cancelled; False without the right to ask."""
-        return False
-
-    def has_failed(self, settings: PlatformSettings) -> bool:
-        """Returns whether a step of the pipeline's run has failed; True if that is not known."""
-        return True
-
-    def lost(
-        self, name: str, settings: PlatformSettings, *, run_id: str
-    ) -> Sequence[Mapping[str, str]]:
-        """Returns the records (`JobSpec.records`) of jobs without a `keep`, each with its `run`."""
-        return ()
-
-    def adopting(self) -> "Platform[RequestT]":
-        """Returns the platform for a last follower: it adopts jobs, failed ones too."""
-        return self
 
 
 def groups_of_channel(name: str, channel: Channel, groups: Sequence[Group]) -> tuple[str, ...]:
@@ -435,20 +337,13 @@ def channels_by_group(job: JobSpec) -> dict[str, dict[str, Channel]]:
     return channels
 
 
-def check_container(job: JobSpec, entrypoint: Sequence[str], *, platform: str, key: str) -> None:
-    """Refuses a job that no container can run; `key` names the platform's settings."""
+def check_container(job: JobSpec, *, platform: str) -> None:
+    """Refuses a job that no container can run."""
     if not job.image:
         raise UsageError(
             f"no image: {platform} runs only images",
             where=f"job {job.name}, key image",
             fix="build one with make image, push it, and set image to its address",
-        )
-    # Without it the launcher would parse options of the user's command.
-    if entrypoint[-1] != "--":
-        raise UsageError(
-            "the entry point must end with --: " + " ".join(entrypoint),
-            where=f"key {key}.entrypoint",
-            fix="add -- as its last word",
         )
 
 
@@ -474,32 +369,31 @@ def check_job(job: JobSpec) -> None:
     for name, channel in job.channels.items():
         _check_name(name, what="channel", where=f"key channels.{name}")
         groups_of_channel(name, channel, job.groups)
-    _check_groups(job)
-
-
-def _check_groups(job: JobSpec) -> None:
-    where = "the plan's groups"
-    # All platforms take the first group's first host for the leader.
-    if [group.role for group in job.groups].count("dnn") != 1 or job.groups[0].role != "dnn":
-        found = ", ".join(f"{group.name} ({group.role})" for group in job.groups)
+    _check_groups(job.groups)
+    dnn = job.groups[0]
+    processes = dnn.processes_per_host or 1
+    if job.settings.strategy == "none" and processes > 1:
         raise UsageError(
-            f"a job needs exactly one dnn group, as its first group; found {found}",
+            f"strategy none starts one process per host, not {processes}",
+            where=f"key strategy, group {dnn.name}",
+            fix="use torchrun or mpi",
+        )
+
+
+def _check_groups(groups: Sequence[Group]) -> None:
+    where = "the plan's groups"
+    names = [group.name for group in groups]
+    # All platforms take the first group's first host for the leader.
+    if [group.role == "dnn" for group in groups] != [True, *[False] * (len(groups) - 1)]:
+        raise UsageError(
+            "a job needs exactly one dnn group, as its first group; found " + ", ".join(names),
             where=where,
             fix="for example --group dnn=1 --group data=2",
         )
-    names = [group.name for group in job.groups]
+    if len(set(names)) < len(names):
+        raise UsageError("two groups have one name", where=where, fix="give each its own name")
     for name in names:
         _check_name(name, what="group", where=where)
-        if names.count(name) > 1:
-            raise UsageError(
-                f"duplicate group name {name}", where=where, fix="give each group a unique name"
-            )
-    dnn = job.groups[0]
-    strategy = job.settings.strategy
-    processes = dnn.processes_per_host or 1
-    if refusal := strategy.refusal(instance_type=dnn.instance_type, processes_per_host=processes):
-        what, fix = refusal
-        raise UsageError(what, where=f"key strategy, group {dnn.name}", fix=fix)
 
 
 def _check_name(name: str, *, what: str, where: str) -> None:
@@ -511,12 +405,12 @@ def _check_name(name: str, *, what: str, where: str) -> None:
         )
 
 
-def run_environment(job: JobSpec) -> RunEnvironment:
-    """Returns the launcher's settings of `job`; each platform adds paths and names."""
+def run_settings(job: JobSpec) -> RunSettings:
+    """Returns the launcher's settings of `job`; each platform adds paths."""
     return replace(
         job.settings,
+        run_id=job.name,
         roles={group.name: group.role for group in job.groups},
         workers={g.role: g.workers_per_host for g in job.groups if g.workers_per_host is not None},
         processes_per_host=job.groups[0].processes_per_host,
-        hyperparameter_order=order_of(job.hyperparameters),
     )

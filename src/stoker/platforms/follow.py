@@ -1,4 +1,4 @@
-"""The loop that follows a job on a service: SageMaker is polled, Kubernetes is watched."""
+"""The loop that follows a job on a service."""
 
 from abc import abstractmethod
 from collections import deque
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from stoker.errors import PlatformError, ServiceError
-from stoker.logs import EventName, Log
+from stoker.logs import Log
 from stoker.platforms.base import JobEnd, LogLine, Run
 from stoker.platforms.log_files import LogFiles
 
@@ -51,7 +51,7 @@ class FollowedRun(Run):
         self._way_back = way_back
         self._way_to_stop = way_to_stop
         # Reasons of failed looks, and when each was last seen.
-        self._failures: dict[tuple[str, ...], float] = {}
+        self._failures: dict[str, float] = {}
         self._log = Log(run=run, host=service)
         self._files = LogFiles(log_folder)
         self._waiting: deque[LogLine] = deque()
@@ -68,7 +68,6 @@ class FollowedRun(Run):
             PlatformError: If the job cannot be seen for UNREACHABLE_SECONDS, in a pipeline's step
                 for as long as it may last. It is left running.
         """
-        self._begin()
         while True:
             # Before the look at `_is_drained`: the last look may have brought lines.
             while self._waiting:
@@ -97,7 +96,6 @@ class FollowedRun(Run):
         if self._is_cancelled():
             self._is_left = False
             return ""
-        self._log.event(EventName.JOB_DETACHED, job=self.name)
         return self._words_of_leaving
 
     @property
@@ -110,12 +108,12 @@ class FollowedRun(Run):
     @abstractmethod
     def _has_ended(self) -> bool: ...
 
-    @abstractmethod
     def _is_cancelled(self) -> bool:
         """Returns whether the pipeline's run is known to be cancelled; blocks for seconds only."""
+        return False
 
     def _endure(self, error: PlatformError, *, now: float, failing_seconds: float) -> None:
-        """Reports a failed look at the job, once for each reason.
+        """Reports a failed look at the job.
 
         Raises:
             PlatformError: If the last successful look is too long ago; the job is left.
@@ -128,18 +126,19 @@ class FollowedRun(Run):
                 where=error.where,
                 fix="; ".join(filter(None, (error.fix, self._words_of_leaving))),
             ) from error
-        reason: tuple[str, ...] = (error.what,)
+        self._tell_failure(error, now=now)
+
+    def _tell_failure(self, error: PlatformError, *, now: float) -> None:
+        """Tells of a failed call, once for each reason."""
         # Texts of services have ids that differ each time, but a missing right is named.
+        reason = error.what
         if isinstance(error, ServiceError) and error.kind != "denied":
-            reason = (error.kind, error.code)
+            reason = f"{error.kind} {error.code}"
         last = self._failures.get(reason, float("-inf"))
         self._failures[reason] = now
         if now >= last + TOLD_SECONDS:
             fix = f"; {error.fix}" if error.fix else ""
             self._say(f"{error.what}; retrying, and the job continues{fix}")
-
-    def _begin(self) -> None:
-        """Prepares the first look; called again with each `lines`."""
 
     @abstractmethod
     def _look(self) -> None:
@@ -155,8 +154,7 @@ class FollowedRun(Run):
     def _emit(self, *lines: LogLine) -> None:
         for line in lines:
             self._waiting.append(line)
-            if words := self._files.write(line):
-                self._waiting.append(LogLine(group=self._service, host="status", text=words))
+            self._files.write(line)
 
     def _close_files(self) -> None:
         self._files.close()

@@ -2,16 +2,17 @@
 
 Merged as RFC 7386 says: maps are merged, null deletes, lists are replaced. But lists of named items
 are merged by name, and tolerations are added: a patch does not repeat what stoker made. Pods are
-patched in `kubernetes.pod_template`, JobSets in `kubernetes.jobset`, SageMaker's requests in
+patched in `kubernetes.pods`, JobSets in `kubernetes.objects`, SageMaker's requests in
 `sagemaker.request`.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 
 from stoker.errors import UsageError
 from stoker.records import Json
 from stoker.records.base import Document, item_at, mapping, mappings
+from stoker.records.secrets import refuse_secret
 
 # Lists by name, and the key that names their items. An item replaces the one of its name,
 _NAMED = {
@@ -62,29 +63,25 @@ def mapping_of(base: Document, patch: Document) -> dict[str, Json]:
     return result
 
 
-def check_patch(patch: Document, base: Document, *, key: str, reserved: Mapping[str, str]) -> None:
-    """Refuses a patch of the wrong shape, and one of what stoker itself sets and relies on.
+def check_patch(patch: Document, *, key: str, reserved: Mapping[str, str]) -> None:
+    """Refuses a patch of what stoker itself sets and relies on, and of secrets.
 
     Args:
-        base: What it is merged into, or its outline.
-        key: Key of the patch in the workload.
+        patch: The workload's patch.
+        key: Its key in the workload.
         reserved: Paths, their steps divided by spaces and with `*` for any characters, and what to
             do instead.
     """
-    for path, value, old in _walk(patch, base, (), key):
+    for path, value in _walk(patch, ()):
         where = f"key {key}.{_shown(path)}"
+        if isinstance(variable := _variable(path, value), str):
+            refuse_secret(path[-1], variable, where=where, what=f"{key} is plain text")
         for pattern, fix in reserved.items():
             # Null also removes what is below the path.
             if _is_at(path, pattern, or_above=value is None):
                 raise UsageError(
                     f"{_shown(path)} is set by stoker", where=where, fix=fix or "leave it out"
                 )
-        if None not in (old, value) and _kind(old) != _kind(value):
-            raise UsageError(
-                f"{_shown(path)} must be {_kind(old)}, found {_kind(value)}",
-                where=where,
-                fix="write it as the service's reference shows it",
-            )
 
 
 def unreserved(value: Json, reserved: Mapping[str, str], path: Path = ()) -> Json:
@@ -114,43 +111,26 @@ def _is_at(path: Path, pattern: str, *, or_above: bool = False) -> bool:
     return (or_above or len(path) >= len(steps)) and all(map(fnmatchcase, path, steps))
 
 
-def _walk(patch: Json, base: Json, path: Path, key: str) -> Iterator[tuple[Path, Json, Json]]:
-    """Yields each path of a patch, with the values there of the patch and of its base."""
+def _walk(patch: Json, path: Path) -> Iterator[tuple[Path, Json]]:
+    """Yields each path of a patch with its value; items of lists are named as they are merged."""
+    below: Mapping[str, Json] = {}
     if isinstance(patch, Mapping):
-        below = mapping(base)
-        for step, value in patch.items():
-            yield (*path, step), value, below.get(step)
-            yield from _walk(value, below.get(step), (*path, step), key)
-    elif isinstance(patch, list | tuple) and path and path[-1] in _NAMED:
-        items = _by_name(base, path[-1])
-        for name, item in _uniquely_named(patch, path, key):
-            yield (*path, name), item, items.get(name)
-            yield from _walk(item, items.get(name), (*path, name), key)
+        below = patch
+    elif path and path[-1] in _NAMED:
+        below = _by_name(patch, path[-1])
+    for step, value in below.items():
+        yield (*path, step), value
+        yield from _walk(value, (*path, step))
 
 
-def _uniquely_named(items: Sequence[Json], path: Path, key: str) -> Iterator[tuple[str, Json]]:
-    """Yields a list's items with the names that they are merged by; refuses one without its own."""
-    named_by = _NAMED[path[-1]]
-    names: set[str] = set()
-    for item in items:
-        name = item_at(item, named_by)
-        if not isinstance(name, str) or name in names:
-            what = f"{name} occurs twice" if name else f"an item has no {named_by}"
-            raise UsageError(
-                what,
-                where=f"key {key}.{_shown(path)}",
-                fix=f"give each item a unique {named_by}",
-            )
-        names.add(name)
-        yield name, item
-
-
-def _kind(value: Json) -> str:
-    if isinstance(value, Mapping):
-        return "a mapping"
-    if isinstance(value, list | tuple):
-        return "a list"
-    return "one value"
+def _variable(path: Path, value: Json) -> Json:
+    """Returns the value of a container's variable that a patch sets; None: there is none here."""
+    match path[-2:-1]:
+        case ("Environment",):
+            return value
+        case ("env",):
+            return item_at(value, "value")
+    return None
 
 
 def _shown(path: Path) -> str:

@@ -1,9 +1,10 @@
 """The profiler: it runs a workload's command until it knows what a step waits for.
 
-`profiled_job` submits the job and reads its results. On its hosts, `entrypoint` launches the
-command; within each trainer `phases` leads through `script_phases` and `loader_phases`, whose steps
-`steps` times. `combine` makes the profile of it, `states` says what a step waits for, and `memory`
-what takes the memory.
+`profiled_job` submits the job and fetches its profile. The job's `leader` launches the command and
+writes the profile; within each trainer the `session` leads through the steps as they are (timed by
+`steps`, beside which `evidence` watches), steps on `stock`, and the `loader_alone`. `combine` makes
+the profile of it; `states` and `fixes` say what a step waits for and what is free to do;
+`unmeasured` says why there is no profile.
 """
 
 from stoker.profile.explain import explain

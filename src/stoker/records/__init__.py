@@ -26,29 +26,22 @@ from stoker.records.decision import Action as Action
 from stoker.records.decision import Advice as Advice
 from stoker.records.decision import Answer as Answer
 from stoker.records.decision import Bottleneck as Bottleneck
-from stoker.records.decision import Calibration as Calibration
 from stoker.records.decision import Decision as Decision
 from stoker.records.decision import Group as Group
 from stoker.records.decision import Limit as Limit
 from stoker.records.decision import Plan as Plan
 from stoker.records.decision import Predicted as Predicted
-from stoker.records.decision import PreviousDecision as PreviousDecision
 from stoker.records.decision import Prices as Prices
 from stoker.records.decision import Role as Role
 from stoker.records.decision import TakenElsewhere as TakenElsewhere
-from stoker.records.decision import Trial as Trial
 from stoker.records.decision import VerdictKind as VerdictKind
 from stoker.records.decision import groups_in_words as groups_in_words
 from stoker.records.decision import plan_in_words as plan_in_words
 from stoker.records.engine import EngineCommand as EngineCommand
 from stoker.records.engine import EngineSettings as EngineSettings
-from stoker.records.engine import ReadyProbe as ReadyProbe
-from stoker.records.engine import StrategySettings as StrategySettings
 from stoker.records.epochs import EpochPause as EpochPause
 from stoker.records.epochs import EpochTimes as EpochTimes
 from stoker.records.gpu import GpuLoad as GpuLoad
-from stoker.records.memory import Comparison as Comparison
-from stoker.records.memory import RememberedRun as RememberedRun
 from stoker.records.platforms import PLATFORM_INFOS as PLATFORM_INFOS
 from stoker.records.platforms import ControlSettings as ControlSettings
 from stoker.records.platforms import KubeflowSettings as KubeflowSettings
@@ -65,17 +58,11 @@ from stoker.records.platforms import ScheduleSettings as ScheduleSettings
 from stoker.records.platforms import bare_type as bare_type
 from stoker.records.profile import Check as Check
 from stoker.records.profile import Fix as Fix
-from stoker.records.profile import GpuDecoding as GpuDecoding
-from stoker.records.profile import GrowingObjects as GrowingObjects
-from stoker.records.profile import HeldObjects as HeldObjects
-from stoker.records.profile import KeptObjects as KeptObjects
 from stoker.records.profile import LoaderRate as LoaderRate
 from stoker.records.profile import Observed as Observed
 from stoker.records.profile import Profile as Profile
-from stoker.records.profile import ProfiledData as ProfiledData
 from stoker.records.profile import ProfiledHost as ProfiledHost
 from stoker.records.profile import ProfiledLoader as ProfiledLoader
-from stoker.records.profile import ProfiledMemory as ProfiledMemory
 from stoker.records.profile import ProfileState as ProfileState
 from stoker.records.profile import Shippable as Shippable
 from stoker.records.profile import Spread as Spread
@@ -92,9 +79,6 @@ from stoker.records.training import HostMemory as HostMemory
 from stoker.records.training import Job as Job
 from stoker.records.training import LoaderCounts as LoaderCounts
 from stoker.records.training import Measured as Measured
-from stoker.records.training import Notice as Notice
-from stoker.records.training import NoticeKind as NoticeKind
-from stoker.records.training import OtherPrograms as OtherPrograms
 from stoker.records.training import Performance as Performance
 from stoker.records.training import StepCost as StepCost
 from stoker.records.training import Training as Training
@@ -109,9 +93,7 @@ from stoker.records.workload import Storage as Storage
 from stoker.records.workload import TodaysGroup as TodaysGroup
 from stoker.records.workload import TrackingSettings as TrackingSettings
 from stoker.records.workload import TrainingSize as TrainingSize
-from stoker.records.workload import WatchdogSettings as WatchdogSettings
 from stoker.records.workload import Workload as Workload
-from stoker.records.workload import is_run_of as is_run_of
 
 # By the names that people type: `stoker schema profile`.
 RECORDS: Mapping[str, type[Record]] = MappingProxyType(

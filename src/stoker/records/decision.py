@@ -16,7 +16,7 @@ from stoker.records.base import (
 )
 from stoker.records.workload import Constraints, TodaysGroup
 
-Action = Literal["keep", "tune", "scale_up", "heterogeneous", "scale_out", "offload_gpu"]
+Action = Literal["keep", "tune", "scale_up", "heterogeneous", "scale_out"]
 Limit = Literal["cpu", "accelerator", "launch", "latency", "network", "receive", "storage"]
 Bottleneck = Literal[
     "cpu",
@@ -33,6 +33,8 @@ Role = Literal["dnn", "data"]
 # What a decision recommends: a change whose gain exceeds its error band; one that probably gains;
 # none, as nothing gains; or none yet, as the figures do not tell.
 VerdictKind = Literal["sure", "probable", "none", "unknown"]
+# Older prices count as stale.
+STALE_DAYS = 90
 # Purchase option of prices that are not billed, for example for this machine's cores.
 NOMINAL = "nominal"
 # Where today's hosts have no price: the node pools of a cluster of one's own.
@@ -104,8 +106,6 @@ class Predicted(Record, frozen=True, kw_only=True):
         total_hours: Hours of the whole training. None: its number of steps is not known.
         total_usd: Dollars of the whole training.
         break_even_speedup: Speedup at which a step costs as much as today.
-        own_storage_speedup: Speedup if each host has its own storage, when that is unknown and
-            matters.
         cpu_seconds: vCPUs of all hosts times this step.
         accelerator_seconds: Accelerators of all hosts times this step.
         is_estimate: Whether dollars come from an estimated price (`prices.estimated`).
@@ -125,7 +125,6 @@ class Predicted(Record, frozen=True, kw_only=True):
     total_hours: NonNegativeFloat | None = None
     total_usd: NonNegativeFloat | None = None
     break_even_speedup: NonNegativeFloat | None = None
-    own_storage_speedup: PositiveFloat | None = None
     cpu_seconds: NonNegativeFloat | None = None
     accelerator_seconds: NonNegativeFloat | None = None
     whole_step_seconds: PositiveFloat | None = None
@@ -191,7 +190,6 @@ def plan_in_words(plan: Plan) -> str:
         "heterogeneous": f"add {hosts} data host{'' if hosts == 1 else 's'}:",
         "scale_out": f"train on {dnn.count} host{'' if dnn.count == 1 else 's'}:",
         "scale_up": "take a larger type:",
-        "offload_gpu": "load on the accelerators:",
     }
     return f"{change[plan.action]} {groups_in_words(plan.groups)}"
 
@@ -257,23 +255,7 @@ class Prices(Record, frozen=True, kw_only=True):
         return self.purchase not in (NOMINAL, UNPRICED)
 
 
-class Calibration(Record, frozen=True, kw_only=True):
-    """Correction of the cost model by earlier runs on this machine.
-
-    Attributes:
-        runs: Runs behind the correction; 0: too few, nothing is corrected.
-        efficiency: Factor on the share of their CPU that data hosts reach.
-        receive: Factor on the CPU time of receiving batches.
-        spread: Half of the interquartile range of these factors over their median.
-    """
-
-    runs: NonNegativeInt = 0
-    efficiency: PositiveFloat = 1.0
-    receive: PositiveFloat = 1.0
-    spread: NonNegativeFloat = 0.0
-
-
-CpuSpeedSource = Literal["catalog", "cpu_model", "given", "assumed"]
+CpuSpeedSource = Literal["catalog", "cpu_model", "assumed"]
 AcceleratorStepSource = Literal["profile", "cpu", "given", "unknown"]
 
 
@@ -284,8 +266,7 @@ class TakenElsewhere(Record, frozen=True, kw_only=True):
         profiled_on: The type that was profiled.
         taken_as: The type that the decision assumes for today; nothing was measured on it.
         cpu_speed: Speed of a vCPU of `taken_as` over one of `profiled_on`.
-        cpu_speed_source: catalog: of both types; cpu_model: of the profiled CPU's; given: by the
-            user; assumed: 1.
+        cpu_speed_source: catalog: of both types; cpu_model: of the profiled CPU's; assumed: 1.
         accelerator_step_source: Source of a step without waiting: same accelerator model, scaled by
             CPU speed, given by the user, or none.
     """
@@ -295,60 +276,6 @@ class TakenElsewhere(Record, frozen=True, kw_only=True):
     cpu_speed: PositiveFloat
     cpu_speed_source: CpuSpeedSource
     accelerator_step_source: AcceleratorStepSource
-
-
-class Trial(Record, frozen=True, kw_only=True):
-    """How to measure a plan before it is relied on.
-
-    Attributes:
-        command: Shell command that measures a step on the plan's hosts.
-        condition: Where the command is to run, and what the script has to ask for. None: nothing.
-        minutes: Minutes until its verdict, the hosts' start included.
-        usd: Dollars of these minutes. None: not billed, or a price is not known.
-        is_estimate: Whether the dollars come from an estimated price.
-    """
-
-    command: str
-    condition: str | None = None
-    minutes: PositiveFloat
-    usd: NonNegativeFloat | None = None
-    is_estimate: bool = False
-
-
-class PreviousDecision(Record, frozen=True, kw_only=True):
-    """The plan of the workload's last run, and whether this decision keeps to it.
-
-    Attributes:
-        run: Name of that run.
-        date: Day on which it trained, ISO 8601. None: not known.
-        action: Action of its plan.
-        groups: Instance groups of its plan.
-        is_changed: Whether this decision's plan is another one.
-        is_held: Whether today's figures alone would have chosen another plan, whose gain does not
-            reach `margin`.
-        gain: Share of the objective that today's best plan saves over that plan. None: they are
-            the same, or were not compared.
-        margin: What `gain` has to exceed: both error bands together, 40% at most; today's plan's
-            alone, where it is twice as fast.
-        forgotten: Why that plan was not compared. Empty: it was.
-    """
-
-    run: Name
-    date: str | None = None
-    action: Action
-    groups: Annotated[tuple[Group, ...], msgspec.Meta(min_length=1)]
-    is_changed: bool = False
-    is_held: bool = False
-    gain: float | None = None
-    margin: NonNegativeFloat | None = None
-    forgotten: str = ""
-
-    @property
-    def words(self) -> str:
-        """The run with its day: `mnist-20261119-060000 of 2026-11-19`."""
-        if self.date:
-            return f"{self.run} of {self.date}"
-        return self.run
 
 
 class Decision(Record, frozen=True, kw_only=True):
@@ -364,13 +291,12 @@ class Decision(Record, frozen=True, kw_only=True):
             batch is waited for; none: loading costs nothing; unexplained: not known.
         action: Action of the chosen plan.
         plan: The chosen plan, on whose hosts `stoker train` trains.
-        verdict: What is recommended. sure: `plan`, whose gain exceeds its error band, or did in an
-            earlier run (`previous`); probable:
-            `probable`, which is also `plan` where `constraints.follow` allows it; none: nothing
-            gains; unknown: the figures do not tell. None: an early version wrote the record.
-        probable: A plan that probably gains more than today's cluster (after `sure`: than `plan`),
-            by less than its error band. None: there is none.
-        trial: How to measure `probable`.
+        verdict: What is recommended. sure: `plan`, whose gain exceeds its error band; probable:
+            `probable`, which is also `plan` on this machine, where a try is free; none: nothing
+            gains; unknown: the figures do not tell.
+        probable: A plan that probably gains more than today's cluster, by less than its error band.
+            None: there is none.
+        trial: Shell command that measures `probable`.
         plans: All plans, best first; infeasible ones last.
         path: Questions that led to the choice, with answers.
         advice: What else is worth doing.
@@ -378,13 +304,12 @@ class Decision(Record, frozen=True, kw_only=True):
         prices: Source of the prices.
         objective: What ranked the plans: cost or time of a step.
         constraints: Limits that the plans had to respect.
-        calibration: Correction of the cost model. None: not requested.
-        others_vcpus: vCPUs of the profiled hosts that other programs used, which widens the bands.
         taken_elsewhere: How the profile was scaled to another instance type.
         is_noisy: Whether other programs disturbed the profile too much to choose a plan.
-        previous: Plan of the workload's last run. None: there is none, or it was not looked for.
         measured: Age of the profile, and whether image, code and data are as they were. Empty: not
             known.
+        loader_workers: Workers that the profiled loader gets, by the line that makes it, as it has
+            none and its batches may be made ahead: as if the script had written the number.
     """
 
     schema: Literal["stoker.decision/v1"] = "stoker.decision/v1"
@@ -394,9 +319,9 @@ class Decision(Record, frozen=True, kw_only=True):
     bottleneck: Bottleneck
     action: Action
     plan: Plan
-    verdict: VerdictKind | None = None
+    verdict: VerdictKind
     probable: Plan | None = None
-    trial: Trial | None = None
+    trial: str | None = None
     plans: Annotated[tuple[Plan, ...], msgspec.Meta(min_length=1)]
     path: tuple[Answer, ...] = ()
     advice: tuple[Advice, ...] = ()
@@ -404,21 +329,10 @@ class Decision(Record, frozen=True, kw_only=True):
     prices: Prices
     objective: Literal["cost", "time"]
     constraints: Constraints
-    calibration: Calibration | None = None
-    others_vcpus: NonNegativeFloat | None = None
     taken_elsewhere: TakenElsewhere | None = None
     is_noisy: bool = False
-    previous: PreviousDecision | None = None
     measured: str = ""
-
-    @property
-    def kind(self) -> VerdictKind:
-        """The verdict, also of a record of an early version."""
-        if self.verdict is not None:
-            return self.verdict
-        if self.is_noisy or self.bottleneck == "unexplained":
-            return "unknown"
-        return "none" if self.action == "keep" else "sure"
+    loader_workers: dict[str, PositiveInt] = {}
 
     @property
     def today(self) -> Plan | None:

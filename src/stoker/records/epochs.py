@@ -1,6 +1,8 @@
 """Times of whole epochs: what a training run spends beyond its usual steps."""
 
-import msgspec
+from collections.abc import Callable
+
+from msgspec.structs import replace
 
 from stoker.records.base import NonNegativeFloat, NonNegativeInt, PositiveFloat, Record
 
@@ -22,7 +24,7 @@ class EpochPause(Record, frozen=True, kw_only=True):
 
     def scaled(self, factor: float) -> "EpochPause":
         """Returns the pause, `factor` times as long."""
-        return msgspec.structs.replace(
+        return replace(
             self,
             seconds=self.seconds * factor,
             low_seconds=self.low_seconds * factor,
@@ -78,43 +80,19 @@ class EpochTimes(Record, frozen=True, kw_only=True):
         """Returns the wait of a step with its share of the waits for first batches."""
         return wait_seconds + (self.start.seconds / self.steps if self.start and self.steps else 0)
 
-    def run_seconds(self, *, step_seconds: float, epochs: float) -> float:
-        """Returns the seconds of so many whole epochs; 0 where an epoch's steps are not known."""
-        return epochs * (self.steps or 0.0) * self.whole_step_seconds(step_seconds)
-
     def at_low(self) -> "EpochTimes":
         """Returns the times with each pause at its lower quartile."""
-        return self._with(
-            start=self.start and _exactly(self.start, self.start.low_seconds),
-            between=self.between and _exactly(self.between, self.between.low_seconds),
-        )
+        return self._each(lambda pause: pause.low_seconds)
 
     def at_high(self) -> "EpochTimes":
         """Returns the times with each pause at its upper quartile."""
-        return self._with(
-            start=self.start and _exactly(self.start, self.start.high_seconds),
-            between=self.between and _exactly(self.between, self.between.high_seconds),
-        )
+        return self._each(lambda pause: pause.high_seconds)
 
-    def as_in(self, run: "EpochTimes") -> "EpochTimes":
-        """Returns the times with those pauses that a run of the same script had.
+    def _each(self, seconds_of: Callable[[EpochPause], float]) -> "EpochTimes":
+        def exactly(pause: EpochPause | None) -> EpochPause | None:
+            if pause is None:
+                return None
+            seconds = seconds_of(pause)
+            return replace(pause, seconds=seconds, low_seconds=seconds, high_seconds=seconds)
 
-        What is not known here is taken from the run, but its start: another cluster made the first
-        batches there. A run of one epoch has no pause.
-        """
-        inside = run.inside_seconds if self.inside_seconds is None else self.inside_seconds
-        return EpochTimes(
-            steps=run.steps or self.steps,
-            start=run.start and self.start,
-            between=run.between and (self.between or run.between),
-            inside_seconds=inside,
-        )
-
-    def _with(self, *, start: EpochPause | None, between: EpochPause | None) -> "EpochTimes":
-        return msgspec.structs.replace(self, start=start, between=between)
-
-
-def _exactly(pause: EpochPause, seconds: float) -> EpochPause:
-    return msgspec.structs.replace(
-        pause, seconds=seconds, low_seconds=seconds, high_seconds=seconds
-    )
+        return replace(self, start=exactly(self.start), between=exactly(self.between))

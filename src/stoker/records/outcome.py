@@ -1,16 +1,23 @@
-"""Whether a run passed: one answer with one reason, for commands, reports and pipelines."""
+"""Whether a run passed, and what it tells beside: the same words in all places that show it."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import date
 from typing import Literal
 
 from stoker.errors import EXIT_TERMINATED, FeedError, GateError, PlatformError, WorkloadError
-from stoker.records.training import GateResult, Training
-from stoker.units import figure, numbered
+from stoker.records.decision import STALE_DAYS, Decision
+from stoker.records.profile import Profile
+from stoker.records.training import GateResult, Performance, Training
+from stoker.units import figure, ms, numbered, percentage, usd
 
+# As StokerDataGroupIdle of configs/kubernetes/alerts.yaml.
+IDLE_SHARE = 0.8
+# Of a step: one that waits longer would wait longer still with fewer data hosts.
+_MAX_WAIT_SHARE = 0.2
 OutcomeState = Literal[
-    "passed", "no gate", "gate failed", "did no step", "not fed", "failed", "stopped", "unknown"
+    "passed", "no gate", "gate failed", "did no step", "failed", "stopped", "unknown"
 ]
 # In the first line of a rank's failure, or in the last line of its traceback.
 _ERROR_OF_THE_FEED = re.compile(
@@ -34,9 +41,8 @@ class Outcome:
     """Result of a run.
 
     Attributes:
-        state: did no step: it succeeded without a step, so its metrics are an earlier run's; not
-            fed: data hosts were planned, but no batch came through the feed; unknown: its metrics
-            could not be read.
+        state: did no step: it succeeded without a step, so its metrics are an earlier run's;
+            unknown: its metrics could not be read.
         words: The result in one line, with the reason if the run did not pass.
         exit_code: Exit code of a command that judges the run.
     """
@@ -66,10 +72,6 @@ def outcome_of(training: Training, gates: Sequence[GateResult] = ()) -> Outcome:
         if training.failure:
             words += f": {training.cause}"
         return Outcome(state="stopped", words=words, exit_code=code)
-    if training.is_unfed and training.status == "failed":
-        cost = "".join(f"; {each.made_words}" for each in training.useless_groups)
-        words = f"the training failed: {training.cause}{cost}"
-        return Outcome(state="not fed", words=words, exit_code=code)
     if training.status == "failed":
         words = f"the training failed{_in_brackets(training)}: {training.cause}"
         return Outcome(state="failed", words=words, exit_code=code)
@@ -159,3 +161,53 @@ def _how_to_report(gate: GateResult) -> str:
         f"in the script: stoker.log_metrics({call}), or the JSON file $STOKER_METRICS; or regex in "
         "the gate, for a line that it prints"
     )
+
+
+def warnings_of(
+    *,
+    profile: Profile,
+    decision: Decision,
+    training: Training,
+    performance: Performance | None,
+    today: date | None = None,
+) -> tuple[str, ...]:
+    """Returns what a person should know about a run that may have passed. Pure.
+
+    Args:
+        today: Day on which the profile's age counts. None: its age is not told.
+    """
+    texts = [*_outside(performance), *_idle(training)]
+    prices = decision.prices
+    if prices.stale and prices.is_billed:
+        texts.append(f"the prices of {prices.date} are older than {STALE_DAYS} days")
+    if today and profile.origin:
+        texts += profile.origin.doubts(image=None, today=today)
+    return tuple(texts)
+
+
+def _outside(performance: Performance | None) -> Iterator[str]:
+    # Other programs that kept the machine busy are reported instead: the figures do not count.
+    if performance is None or performance.busy or performance.is_inside_band is not False:
+        return
+    if band := performance.band:
+        yield (
+            f"a step took {ms(performance.measured.counted_seconds)}, outside the predicted band "
+            f"of {ms(band.low_seconds)} to {ms(band.high_seconds)}"
+        )
+
+
+def _idle(training: Training) -> Iterator[str]:
+    measured = training.measured
+    has_waited = measured is not None and measured.wait_share > _MAX_WAIT_SHARE
+    for group in training.spending:
+        if group.is_of_no_use:
+            yield group.made_words
+        # Only data groups have their batches counted.
+        elif group.batches is not None and (group.idle_share or 0.0) > IDLE_SHARE:
+            words = f"the data group was idle {percentage(group.idle_share or 0.0)} of its time"
+            if group.idle_usd is not None and group.usd is not None:
+                words += f", {usd(group.idle_usd)} of {usd(group.usd)}"
+            why = "fewer data hosts would do"
+            if has_waited:
+                why = "though steps waited for data: its start was most of the run, or it was late"
+            yield f"{words}: {why}"

@@ -59,11 +59,9 @@ class PlatformInfo:
             nominal, and today's cluster need not be named.
         has_node_pools: Its types may be the node pools of a cluster.
         needs_training_enum: Its jobs take only types that its API lists for training.
-        max_groups: Instance groups that a job may have; None: no limit.
         host_variables: Variables by which a launcher recognises the platform.
         has_mlflow: Whether its managed MLflow creates the run of a job.
         has_model_registry: Whether its registry takes the quality of a model as a file.
-        records_inputs: Whether it records itself which data a job read.
         name_end: What stands between a workload's name and what follows it in names of runs.
         payer: AWS service whose prices apply: `sagemaker` or `ec2`; empty: none.
         price_list: Name of these prices for reports.
@@ -73,11 +71,9 @@ class PlatformInfo:
     is_this_machine: bool = False
     has_node_pools: bool = False
     needs_training_enum: bool = False
-    max_groups: int | None = None
     host_variables: tuple[str, ...] = ()
     has_mlflow: bool = False
     has_model_registry: bool = False
-    records_inputs: bool = False
     name_end: str = "-"
     payer: str = ""
     price_list: str = ""
@@ -89,11 +85,9 @@ PLATFORM_INFOS: Mapping[PlatformName, PlatformInfo] = MappingProxyType(
         "sagemaker": PlatformInfo(
             type_prefix=_PREFIX,
             needs_training_enum=True,
-            max_groups=5,
             host_variables=("TRAINING_JOB_NAME", "SM_CURRENT_HOST"),
             has_mlflow=True,
             has_model_registry=True,
-            records_inputs=True,
             name_end=NAME_END,
             payer="sagemaker",
             price_list="AWS price list, SageMaker training",
@@ -112,15 +106,6 @@ PLATFORM_INFOS: Mapping[PlatformName, PlatformInfo] = MappingProxyType(
 def info_of(platform: str) -> PlatformInfo:
     """Returns the facts about a platform; empty ones for an unknown name."""
     return next((info for name, info in PLATFORM_INFOS.items() if name == platform), PlatformInfo())
-
-
-def platform_of_type(name: str) -> PlatformName:
-    """Returns the platform that names its instance types in this way, such as `ml.g5.xlarge`."""
-    for platform, info in PLATFORM_INFOS.items():
-        has_prefix = bare_type(name) != name
-        if not info.is_this_machine and has_prefix == bool(info.type_prefix):
-            return platform
-    return "local"
 
 
 def bare_type(name: str) -> str:
@@ -165,11 +150,9 @@ class ControlSettings(Record, frozen=True, kw_only=True):
 
     Attributes:
         image: Image of these steps. Absent: the workload's.
-        role: ARN of their role, which needs the right to create the training job. Absent: the
-            job's.
+        role: ARN of their role, with which the pipeline starts its steps, a step the training job,
+            and a schedule the pipeline. Absent: the job's.
         instance_type: Type of their host, one for processing jobs. The smallest is enough.
-        volume_gb: Disk of their host, in GB. 30 is SageMaker's own default; raise it for a larger
-            image.
         max_run_seconds: Upper limit on the step that follows the training, in seconds. Absent: the
             job's limit, all waits for hosts, and two hours. The service allows 9 days, an account's
             default quota 5.
@@ -178,7 +161,6 @@ class ControlSettings(Record, frozen=True, kw_only=True):
     image: ImageName | None = None
     role: RoleArn | None = None
     instance_type: Name = "ml.t3.medium"
-    volume_gb: PositiveInt = 30
     max_run_seconds: Annotated[int, msgspec.Meta(ge=60, le=777600)] | None = None
 
 
@@ -190,24 +172,11 @@ class ModelSettings(Record, frozen=True, kw_only=True):
         image: Image that serves the model. Absent: the package cannot be deployed as it is.
         entry_point: Program in the model's archive that serves it, for images that run one, such as
             AWS's (SAGEMAKER_PROGRAM).
-        environment: Variables of the container that serves it.
-        approval: State in which the model enters the registry. PendingManualApproval: a person
-            must approve it; Approved: it may be deployed at once; Rejected: it is only kept.
-        content_types: MIME types of requests.
-        response_types: MIME types of answers.
     """
 
     group: Name | None = None
     image: ImageName | None = None
     entry_point: Name | None = None
-    environment: dict[Name, str] = {}
-    approval: Literal["Approved", "Rejected", "PendingManualApproval"] = "PendingManualApproval"
-    content_types: Names = ("application/json",)
-    response_types: Names = ("application/json",)
-
-    def environment_of(self) -> dict[str, str]:
-        program = {"SAGEMAKER_PROGRAM": self.entry_point} if self.entry_point else {}
-        return {**program, **self.environment}
 
 
 def requirements_named(setting: str, *, files: Collection[str]) -> str:
@@ -239,35 +208,6 @@ class ScheduleSettings(Record, frozen=True, kw_only=True):
     parameters: dict[Name, Scalar] = {}
 
 
-class QueueSettings(Record, frozen=True, kw_only=True):
-    """A queue of AWS Batch, through which jobs of SageMaker start (SubmitServiceJob).
-
-    Attributes:
-        job_queue: Name or ARN of a job queue of the type SAGEMAKER_TRAINING.
-        scheduling_priority: Priority among jobs of one share; higher ones start first. Absent: the
-            queue's.
-        share_identifier: Share of a queue with a fair-share policy, which needs one.
-        quota_share_name: Share of a queue with a quota-share policy, which needs one.
-        preemption_retries: With quota_share_name: how often a job that had to make room for others
-            starts again. It continues from checkpoints, or from the beginning if there are none.
-        wait_minutes: Minutes for which stoker leaves a job waiting. A week, as that costs nothing;
-            then on_no_capacity.then applies.
-    """
-
-    job_queue: Annotated[
-        str, msgspec.Meta(pattern="^(arn:aws[a-z-]*:batch:.+:job-queue/)?[A-Za-z0-9_-]{1,128}$")
-    ]
-    scheduling_priority: Annotated[int, msgspec.Meta(ge=0, le=9999)] | None = None
-    share_identifier: Name | None = None
-    quota_share_name: Name | None = None
-    preemption_retries: NonNegativeInt = 3
-    wait_minutes: PositiveInt = 10080
-
-    @property
-    def name(self) -> str:
-        return self.job_queue.rpartition("/")[2]
-
-
 class SageMakerSettings(Record, frozen=True, kw_only=True):
     """Settings of a workload for SageMaker.
 
@@ -275,28 +215,15 @@ class SageMakerSettings(Record, frozen=True, kw_only=True):
         role: ARN of the job's role.
         output_uri: Prefix in S3 for outputs, models, tokens and packed code.
         region: AWS region. Absent: what boto3 finds (AWS_REGION, the profile).
-        elsewhere: Accounts and regions, other than the role's and `region`, that this workload may
-            name: of a central registry, of a bucket with data. Others are refused before anything
-            is sent.
         source: Folder with the training's code, packed and passed to all hosts as a channel, or
             s3:// address of a package (.tar.gz). Absent: it is in the image.
         requirements: Packages that each host of all groups installs by pip before it starts. auto:
             those of a requirements.txt at the top of `source`, if it has one; none: no packages;
             else the path of a file in `source`. PIP_INDEX_URL in `environment` names an index.
-        entrypoint: What the image runs; the command follows. The last word is `--`.
         max_run_seconds: Seconds after which the service stops the job, by default one day; 28 days
             at most.
-        further_types: Types that a job may get in place of its plan's, in this order, where
-            that has no hosts: InstancePreferences of SageMaker, which starts the first type with
-            hosts, and bills by it. At most four, each within `constraints` and with as many
-            accelerators; only with constraints.max_data_hosts: 0, without spot and warm pools.
         checkpoint_uri: Prefix of checkpoints: /opt/ml/checkpoints of a run is synchronised with
             CHECKPOINT_URI/RUN, from which further attempts continue. Absent: none are kept.
-        resume_from: Folder of an earlier run's checkpoints; this run continues from them, and saves
-            there.
-        queue: Queue of AWS Batch through which `stoker train`, `profile` and `run` start their
-            jobs. Absent: they start at once. Only for jobs of one group, so without data hosts, and
-            without spot, warm pools and further_types; not in pipelines.
         request: Patch of the CreateTrainingJob request, in the service's own names, such as
             VpcConfig, RetryStrategy or Tags. Maps are merged, null deletes, lists are replaced; but
             Tags are merged by Key, and InputDataConfig by ChannelName. Fields that stoker relies on
@@ -305,15 +232,8 @@ class SageMakerSettings(Record, frozen=True, kw_only=True):
             launcher's progress line (step and wait seconds).
         control: Hosts of the pipeline's small steps.
         model: How a model that passed its gate is registered.
-        pipeline_role: ARN of the role with which the pipeline starts its steps. Absent: the job's.
-        schedule_role: ARN of the role with which a schedule starts the pipeline.
         schedule: Regular starts, made by `stoker upload`. Absent: none, or those of `stoker
             schedule`.
-        overlap: What a run of the pipeline does while an earlier one is running. allow: it may
-            train at the same time; refuse: it fails at once, in a small step. EventBridge may
-            deliver a scheduled start twice: then refuse lets one of the two train.
-        dead_letter_queue: ARN of an SQS queue for starts that the scheduler has given up. Absent:
-            they are lost.
         cache_days: Days for which a profile is used again whose step costs the same, also over data
             of another date; 0: never.
     """
@@ -321,23 +241,14 @@ class SageMakerSettings(Record, frozen=True, kw_only=True):
     role: RoleArn
     output_uri: Uri
     region: Name | None = None
-    elsewhere: Names = ()
     source: Name | None = None
     requirements: Name = "auto"
-    entrypoint: Command = ("stoker", "launch", "--")
     max_run_seconds: Annotated[int, msgspec.Meta(ge=1, le=28 * 86400)] = 86400
-    further_types: Annotated[Names, msgspec.Meta(max_length=4)] = ()
     checkpoint_uri: Uri | None = None
-    resume_from: Uri | None = None
-    queue: QueueSettings | None = None
     request: Patch = {}
     control: ControlSettings = ControlSettings()
     model: ModelSettings = ModelSettings()
-    pipeline_role: RoleArn | None = None
-    schedule_role: RoleArn | None = None
     schedule: ScheduleSettings | None = None
-    overlap: Literal["allow", "refuse"] = "allow"
-    dead_letter_queue: Annotated[str, msgspec.Meta(pattern="^arn:aws[a-z-]*:sqs:")] | None = None
     cache_days: NonNegativeInt = 0
 
     @property
@@ -359,12 +270,7 @@ class SageMakerSettings(Record, frozen=True, kw_only=True):
         """The longest time of a job; with spot the wait for hosts is part of it."""
         limits = mapping(patch_document(self.request), "StoppingCondition")
         wait = limits.get("MaxWaitTimeInSeconds")
-        pending = limits.get("MaxPendingTimeInSeconds")
-        return int(str(wait or self.max_run_seconds)) + int(str(pending or 0))
-
-    @property
-    def network_isolation(self) -> bool:
-        return patch_document(self.request).get("EnableNetworkIsolation") is True
+        return int(str(wait or self.max_run_seconds))
 
     @property
     def tags(self) -> dict[str, str]:
@@ -424,7 +330,7 @@ class PodSettings(Record, frozen=True, kw_only=True):
             Absent: the pool's.
         gpus: GPUs of one pod; the data group has none. Absent: the pool's.
         image: Image of the data group's pods, with the same stoker: one without CUDA starts sooner
-            (make image-data), and arm64 nodes need one for arm64. Absent: the workload's.
+            (make image TARGET=data), and arm64 nodes need one for arm64. Absent: the workload's.
         pod: Patch of the pods, applied after the pool's.
     """
 
@@ -469,20 +375,17 @@ class ControlPodSettings(Record, frozen=True, kw_only=True):
 
     Attributes:
         image: Image of these pods. Absent: the workload's; one without torch starts sooner (make
-            image-control).
+            image TARGET=control).
         cpu: CPUs that a pod requests: a number, or a quantity such as 500m.
-        memory: Memory that a pod requests: bytes, or a quantity such as 1Gi.
-        cpu_limit: Upper limit on a pod's CPUs, where kubernetes.cpu_limit is true.
-        memory_limit: Upper limit on a pod's memory. Raise it where steps are OOMKilled.
+        memory: Memory that a pod requests, and its limit: bytes, or a quantity such as 1Gi. Raise
+            it where steps are OOMKilled.
         max_run_seconds: Upper limit on one step, in seconds; 0: none. The step that follows a job
             has no limit.
     """
 
     image: ImageName | None = None
     cpu: Quantity = "250m"
-    memory: Quantity = "256Mi"
-    cpu_limit: Quantity = 1
-    memory_limit: Quantity = "1Gi"
+    memory: Quantity = "1Gi"
     max_run_seconds: NonNegativeInt = 3600
 
 
@@ -492,13 +395,9 @@ class KubernetesSettings(Record, frozen=True, kw_only=True):
     Attributes:
         api: Kind of job. jobset: a JobSet; trainer: a TrainJob of Kubeflow Trainer with its
             runtime.
-        runtime: With trainer: an existing TrainingRuntime. Absent: one is made for each run.
         namespace: Namespace of the job. Absent: the namespace of stoker's pod, else of the kube
             config.
         context: Context of the kube config. Absent: its current one.
-        strict_tls: Whether the API server's certificates must fully obey RFC 5280, Python 3.13's
-            default. False, as for kubectl: authorities of many clusters lack the key usage
-            extension. Chain, name and time are verified in any case.
         entrypoint: What the image runs; the command follows. The last word is `--`.
         output: Where model, checkpoints and output of the dnn group are kept, as
             pvc://CLAIM/FOLDER, in a folder named after the run. Absent: they are lost with the
@@ -506,9 +405,6 @@ class KubernetesSettings(Record, frozen=True, kw_only=True):
         champion: Model in use, for a pipeline's gates such as accuracy>=champion-0.005: a folder as
             pvc://CLAIM/FOLDER, where a model that passed replaces it; or registry:GROUP, of
             SageMaker's registry, where people approve it. Absent: no gate may name a champion.
-        memory: Where a pipeline keeps the records of runs that passed, for skip_unchanged and the
-            next decision, as pvc://CLAIM/FOLDER of a ReadWriteMany claim. Absent: the folder memory
-            in that of `champion`; without such a claim a pipeline remembers nothing.
         image_pull_secrets: Names of Secrets with the login of private registries, for the pods of
             jobs and of a pipeline's steps.
         pools: Node pools by the instance type in plans.
@@ -522,69 +418,37 @@ class KubernetesSettings(Record, frozen=True, kw_only=True):
             TrainingRuntime's, without a TTL.
         dnn: Pods of the dnn group.
         data: Pods of the data group.
-        cpu_limit: Whether pods may use no more CPU than they request. True only where a namespace's
-            quota requires limits.cpu: the kernel then stops a pod for the rest of each tenth of a
-            second in which it has used its share, even if other CPUs are idle.
         gpu_resource: Resource that is a GPU, and taint of GPU nodes that dnn pods tolerate.
-        zone: Whether all pods of a run are in one zone, as traffic between zones is slow and
-            billed. prefer: if nodes are free there; require: pods wait for nodes; any: no rule.
         run_as: User and group of the pods' processes, a number other than root's, also for images
             whose user is root.
         shm: Size of /dev/shm, through which workers pass batches: bytes, or a quantity such as
             2Gi. Absent: up to the pod's memory limit.
-        scratch: Size of the job folder on the node, without output: bytes, or a quantity such as
-            20Gi. Absent: no limit. Pods request it of their node, and 1 GiB for logs: a node short
-            of disk evicts first what uses more than it requests. An autoscaler that starts from an
-            empty group must know its nodes' ephemeral-storage.
         max_restarts: Restarts of all pods after failures of the dnn group. A dnn host that is
             drained or preempted does not count where `output` keeps checkpoints. 0, as a script
             that fails once mostly fails again.
-        max_fresh_starts: With `output`: restarts of all pods beyond max_restarts in a row without
-            progress: no step, or nothing new below checkpoints (below model or output/data if that
-            is empty). Raise it for a script that saves elsewhere.
         max_run_seconds: Upper limit on the dnn group, the wait for nodes included, in seconds.
             Absent: none. With trainer or output all restarts are included, too.
-        follower_lease_minutes: Minutes after which a run without a follower is ended by its first
-            dnn host; 0: never. Absent: 240 where stoker follows from a pod, never from a terminal.
-            Minutes in which the API server does not answer do not count.
-        queue_wait_minutes: Minutes for which a queue (Kueue), or a suspended JobSet, may hold the
-            job. A week, as that costs nothing; then on_no_capacity.then applies.
-        dead_node: End of a run whose dnn host is on a node that does not answer, so that its job
-            cannot replace the pod. wait: after dead_node_minutes; fail: at once.
-        dead_node_minutes: Minutes that `wait` waits. 30, as hosts are billed during them, and most
-            clusters replace a lost node within some minutes.
         control: Pods of a pipeline's steps that train nothing.
         kubeflow: Kubeflow for pipelines, for stoker upload, start, schedule ...
     """
 
     api: Literal["jobset", "trainer"] = "jobset"
-    runtime: Name | None = None
     namespace: Namespace | None = None
     context: Name | None = None
-    strict_tls: bool = False
     entrypoint: Command = ("stoker", "launch", "--")
     output: Claim | None = None
     champion: Champion | None = None
-    memory: Claim | None = None
     image_pull_secrets: Names = ()
     pools: dict[Name, NodePool] = {}
     pools_file: Annotated[str, msgspec.Meta(min_length=1)] | None = None
     jobset: ObjectPatch = ObjectPatch()
     dnn: PodSettings = PodSettings()
     data: PodSettings = PodSettings()
-    cpu_limit: bool = False
     gpu_resource: Name = "nvidia.com/gpu"
-    zone: Literal["prefer", "require", "any"] = "prefer"
     run_as: PositiveInt = 1000
     shm: Quantity | None = None
-    scratch: Quantity | None = None
     max_restarts: NonNegativeInt = 0
-    max_fresh_starts: NonNegativeInt = 3
     max_run_seconds: PositiveInt | None = None
-    follower_lease_minutes: NonNegativeInt | None = None
-    queue_wait_minutes: PositiveInt = 10080
-    dead_node: Literal["wait", "fail"] = "wait"
-    dead_node_minutes: PositiveInt = 30
     control: ControlPodSettings = ControlPodSettings()
     kubeflow: KubeflowSettings | None = None
 
@@ -634,11 +498,9 @@ class OnNoCapacity(Record, frozen=True, kw_only=True):
     """Retries and alternatives while the platform has no hosts for a job.
 
     Attributes:
-        wait_minutes: Minutes for which a plan is retried, every few minutes; 0: no retry. From 30
-            on, SageMaker itself keeps a job of one group with accelerators waiting for this time
-            (MaxPendingTimeInSeconds), except with spot or a queue. On Kubernetes the time for which
-            pods of the dnn group may wait for nodes. Two hours are a guess: shortages differ by
-            type and region.
+        wait_minutes: Minutes for which a plan is retried, every few minutes; 0: no retry. On
+            Kubernetes the time for which pods of the dnn group may wait for nodes. Two hours are a
+            guess: shortages differ by type and region.
         then: next_plan: the decision's next plan with other types, if the job has a decision; fail:
             the run fails.
     """
@@ -671,12 +533,6 @@ class PlatformSettings(Record, frozen=True, kw_only=True):
         if self.sagemaker is None:
             return None
         return self.sagemaker.region
-
-
-# Platforms whose settings are a section of the workload.
-PLATFORM_SECTIONS = tuple(
-    name for name in PLATFORM_INFOS if name in PlatformSettings.__struct_fields__
-)
 
 
 def amount(quantity: str) -> Decimal:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from stoker.records.base import Json, Record, names_of
+from stoker.records.base import Json, Record
 
 _ENTRY = re.compile(r"    (\w+): (.*)")
 
@@ -17,11 +17,13 @@ def schema_of(kind: type[Record]) -> dict[str, Json]:
     for name, definition in schema["$defs"].items():
         definition["description"] = purpose_of(kinds[name])
         texts = field_texts(kinds[name])
-        properties = definition["properties"]
-        # In the order in which a file is written: a workload begins with its name.
+        # Inherited keys come last: a workload begins with its name.
+        own = kinds[name].__annotations__
         definition["properties"] = {
-            key: {**properties[key], "description": texts.get(field, "")}
-            for field, key in names_of(kinds[name])
+            key: {**described, "description": texts.get(key, "")}
+            for key, described in sorted(
+                definition["properties"].items(), key=lambda each: each[0] not in own
+            )
         }
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 

@@ -2,14 +2,14 @@
 
 A secret's value is in no record, request or definition: its host reads it where it is kept
 (`launch.secrets`). Values are shown as *** in what a command prints (`parts_to_hide`, by
-`launch.train_command`; replaced in `launch.supervise`), refused in code that is packed
-(`platforms.source_secrets`) and in requests (`check_secrets` of each platform's checks), and not
+`launch.trainer`; replaced in `launch.process`), refused
+in requests (`check_secrets` of each platform's checks), and not
 shown in errors (`records.base`).
 """
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Literal
 
 import msgspec
@@ -29,7 +29,7 @@ _OF_SECRETS_MANAGER = ":secretsmanager:"
 # Set by stoker, SageMaker, torchrun or the loader of programs.
 _TAKEN = re.compile(
     r"(STOKER|SM|SAGEMAKER)_.*|RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT"
-    r"|PYTHONPATH|TRAINING_JOB_NAME"
+    r"|NODE_RANK|NNODES|PYTHONPATH|TRAINING_JOB_NAME"
 )
 # EOS_TOKEN and MAX_TOKENS are no secrets.
 _SECRET_NAME = re.compile(
@@ -113,6 +113,25 @@ def sources_in(environ: Mapping[str, str], *, role: str) -> dict[str, SecretSour
     return sources
 
 
+def is_secret(name: str, value: str) -> bool:
+    """Whether a variable or hyperparameter looks like a secret, by its name or its value."""
+    is_named_so = bool(_SECRET_NAME.fullmatch(name)) and value != ""
+    return is_named_so or bool(_SECRET_VALUE.fullmatch(value.strip()))
+
+
+def refuse_secret(name: str, value: str, *, where: str, what: str) -> None:
+    """Raises UsageError for a variable that looks like a secret; `what` is plain text, and where.
+
+    The value is never shown.
+    """
+    if is_secret(name, value):
+        raise UsageError(
+            f"the variable {name} looks like a secret; {what}",
+            where=where,
+            fix=f"secrets: {{{name}: ARN}}, or {{secret: NAME}} of Kubernetes",
+        )
+
+
 def check_variables(
     environment: Mapping[str, str], told: Mapping[str, str | SecretSource], place: Place
 ) -> None:
@@ -123,52 +142,29 @@ def check_variables(
     """
     for key, names in (("environment", environment), ("secrets", told)):
         for name in names:
-            if not _NAME.fullmatch(name):
-                what = f"{name} is not a valid name of a variable"
-                fix = "use letters, digits and _, and do not begin with a digit"
-                raise UsageError(what, where=place.at(f"{key}.{name}"), fix=fix)
-            if _TAKEN.fullmatch(name):
-                what = f"the variable {name} is set by stoker, SageMaker or torchrun"
+            if _TAKEN.fullmatch(name) or not _NAME.fullmatch(name):
+                what = f"{name} is no name of a variable, or set by stoker, SageMaker or torchrun"
                 raise UsageError(what, where=place.at(f"{key}.{name}"), fix="rename the variable")
     for name, value in environment.items():
         where = place.at(f"environment.{name}")
-        if "\0" in value:
-            raise UsageError(
-                f"the variable {name} contains a zero byte, which no variable can hold",
-                where=where,
-                fix="remove it, or write the value in base64",
-            )
         if name in told:
             what = f"the variable {name} is also among the secrets"
             raise UsageError(what, where=where, fix="leave it out here")
-        is_named_so = bool(_SECRET_NAME.fullmatch(name)) and value != ""
-        if is_named_so or _SECRET_VALUE.fullmatch(value.strip()):
-            raise UsageError(
-                f"the variable {name} looks like a secret; environment is plain text in requests, "
-                "definitions and records",
-                where=where,
-                fix=f"secrets: {{{name}: ARN}}, or {{secret: NAME}} of Kubernetes",
-            )
+        what = "environment is plain text in requests, definitions and records"
+        refuse_secret(name, value, where=where, what=what)
     for name, each in told.items():
-        _check_source(source_of(each), place.at(f"secrets.{name}"))
-
-
-def _check_source(source: SecretSource, where: str) -> None:
-    if source.arn is not None and not re.fullmatch(_ARN, source.arn):
-        raise UsageError(
-            "this is not the ARN of a secret in Secrets Manager or of a parameter in SSM",
-            where=where,
-            fix="arn:aws:secretsmanager:REGION:ACCOUNT:secret:NAME-ABCDEF, or "
-            "arn:aws:ssm:REGION:ACCOUNT:parameter/NAME; a workload never contains the value itself",
-        )
-    if not (source.arn or source.secret):
-        fix = "add arn (SageMaker) or secret (Kubernetes); on this machine neither is read"
-        raise UsageError("this secret does not say where it is kept", where=where, fix=fix)
-    if source.json_key and not source.arn:
-        raise UsageError("json_key needs a secret with an arn", where=where, fix="add arn")
-    if source.key and not source.secret:
-        fix = "add secret: NAME; the key of a JSON text is json_key"
-        raise UsageError("key needs a Secret of Kubernetes", where=where, fix=fix)
+        source = source_of(each)
+        where = place.at(f"secrets.{name}")
+        if source.arn is not None and not re.fullmatch(_ARN, source.arn):
+            raise UsageError(
+                "this is not the ARN of a secret in Secrets Manager or of a parameter in SSM",
+                where=where,
+                fix="arn:aws:secretsmanager:REGION:ACCOUNT:secret:NAME-ABCDEF, or arn:aws:ssm:"
+                "REGION:ACCOUNT:parameter/NAME; a workload never contains the value itself",
+            )
+        if not (source.arn or source.secret):
+            fix = "add arn (SageMaker) or secret (Kubernetes); on this machine neither is read"
+            raise UsageError("this secret does not say where it is kept", where=where, fix=fix)
 
 
 def parts_to_hide(values: Iterable[str]) -> list[str]:
@@ -176,12 +172,5 @@ def parts_to_hide(values: Iterable[str]) -> list[str]:
 
     Lines count alone, as logs are copied line by line.
     """
-    parts: set[str] = set()
-    for value in values:
-        parts.update(part.strip() for part in _parts(value))
+    parts = {part.strip() for value in values for part in (value, *value.splitlines())}
     return sorted((part for part in parts if len(part) >= _MIN_HIDDEN), key=len, reverse=True)
-
-
-def _parts(value: str) -> Iterator[str]:
-    yield value
-    yield from value.splitlines()

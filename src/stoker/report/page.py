@@ -1,233 +1,71 @@
-"""The report of a run: one HTML file that opens offline, without a script, in light and dark."""
+"""The report of a run: one HTML file that opens offline, without a script, in light and dark.
 
-import contextlib
-import functools
+The page is a list of sections, each of blocks: tables, lists, texts and pictures. The template
+knows how blocks look, and nothing of runs.
+"""
+
+import csv
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from functools import partial
 from pathlib import Path
-from typing import Protocol
-from urllib.parse import quote
+from statistics import fmean
 
 import jinja2
 from markupsafe import Markup
 
-from stoker.decide import local_core_words
-from stoker.decide.advise import BETWEEN_UNSEEN
-from stoker.decide.choose import LIMIT_NAMES
-from stoker.decide.ranking import cores
-from stoker.feed.timeline import typical_step
-from stoker.profile.explain import TERMS, term
-from stoker.record_words import (
-    balance_words,
-    estimate_words,
-    group_arguments,
+from stoker.decide.elsewhere import taken_words
+from stoker.decide.explain import (
+    advice_words,
+    headline,
+    plan_cells,
+    plan_columns,
     plan_name,
-    todays_group,
+    shown_plans,
+    table_notes,
 )
-from stoker.records import (
-    Decision,
-    Evaluation,
-    GpuLoad,
-    Limit,
-    Measured,
-    Plan,
-    Predicted,
-    Profile,
-    StepTerms,
-    Training,
-    Workload,
-    groups_in_words,
-    write_text,
-)
-from stoker.records.outcome import outcome_of
-from stoker.report.bad_sample_rows import bad_sample_story
-from stoker.report.epochs import epoch_columns, epoch_table, is_first_batch_shared
-from stoker.report.feed_picture import FeedStory, draw_feed, read_feed
-from stoker.report.gpu_picture import GpuStrip, draw_gpus, gpu_rows, read_gpu_strip
-from stoker.report.memory_rows import memory_story
-from stoker.report.plans import draw_plans
-from stoker.report.step_times import (
-    Strip,
-    describe_windows,
-    draw_bar,
-    draw_strips,
-    flat_steps,
-    read_steps,
-)
-from stoker.report.svg import Drawing
-from stoker.report.verdict import (
-    Figures,
-    JudgedRun,
-    collect,
-    host_names,
-    judge,
-    transform_rows,
-)
-from stoker.step_model import WAITS, limit_words
-from stoker.units import (
-    NBSP,
-    NOT_KNOWN,
-    TimeUnit,
-    capital,
-    count,
-    digits,
-    longer,
-    metric,
-    numbered,
-    percent,
-    signed_percent,
-    size,
-    time_unit,
-    times,
-    usd,
-    whole,
-)
+from stoker.decide.parts import limit_words
+from stoker.evaluate import cost_table, performance_words
+from stoker.figures.intervals import Interval, joined, read_intervals
+from stoker.figures.limit import feed_limit_of
+from stoker.profile.explain import explain as explain_profile
+from stoker.record_words import gpu_words, group_arguments
+from stoker.records import Decision, GpuLoad, Plan, Training, write_text
+from stoker.records.gpu import busy_share, used_gpus
+from stoker.report.charts import read_steps, shown_seconds, sparkline, strip
+from stoker.report.verdict import ReportedRun, judge, key_figures
+from stoker.units import capital, digits, figure, ms, numbered, percent, percentage, times, usd
 
-_PLANS_AT_ONCE = 10
-_WIDTHS = {"wide": 960.0, "narrow": 360.0}
+_MOST_RULED_OUT = 3
+# More rows of hosts or GPUs are in the records.
+_MOST_HOSTS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReportedRun:
-    """A run to report, whole or ended early: then some of its records are missing.
+class Block:
+    """A part of a section; of its kinds one is there.
 
     Attributes:
-        environment: Facts to show. `command` is the command line of the run.
-        before_timeline: CSV of the baseline's steps in the profile's as-is phase; without it the
-            profile's medians are drawn; likewise for `after_timeline`.
-        feed_file: CSV of rates (see figures.feed_intervals), if the run had a data group.
-        before_gpus: CSV of the GPUs' load in the profile (see figures.gpu_log), if there is one.
-        after_gpus: CSV of the GPUs' load during the run, likewise.
-        bad_samples_file: List of samples that were skipped or replaced, if there is one.
-        log_files: Logs to name; those below the report's folder become links.
-        failure: Why the run ended early, if no record has it.
-        is_planned: Nothing was to be run after the decision.
+        title: Heading; empty: none.
+        heads: Heads of a table's columns.
+        rows: Its rows: name, then cells. A row whose name is marked is the chosen one.
+        items: Texts of a list.
+        text: Text as it is printed on a terminal.
+        pictures: A picture with the words at its left and at its right.
+        note: What stands above it.
     """
 
-    run_id: str
-    workload: Workload
-    profile: Profile | None
-    decision: Decision | None
-    training: Training | None
-    evaluation: Evaluation | None
-    environment: Mapping[str, str]
-    before_timeline: Path | None = None
-    after_timeline: Path | None = None
-    feed_file: Path | None = None
-    before_gpus: Path | None = None
-    after_gpus: Path | None = None
-    bad_samples_file: Path | None = None
-    log_files: Sequence[Path] = ()
-    failure: str | None = None
-    is_planned: bool = False
+    title: str = ""
+    heads: Sequence[str] = ()
+    rows: Sequence[Sequence[str | Markup]] = ()
+    items: Sequence[str | Markup] = ()
+    text: str = ""
+    pictures: Sequence[tuple[str, Markup, str]] = ()
+    note: str = ""
 
     @property
-    def is_profiled_here(self) -> bool:
-        """Whether the profile was taken on today's hosts: else its steps are another machine's."""
-        return not (self.decision and self.decision.taken_elsewhere)
-
-    @property
-    def profiled(self) -> StepTerms | None:
-        """The profiled step, if one was timed."""
-        if self.profile is None:
-            return None
-        return self.profile.step
-
-    @property
-    def measured(self) -> Measured | None:
-        """The steps of the training run, if they were measured."""
-        if self.training is None:
-            return None
-        return self.training.measured
-
-    @property
-    def host_names(self) -> dict[str, str]:
-        """Short names of the training's hosts."""
-        return host_names(self.training)
-
-
-def collect_strips(run: ReportedRun) -> list[Strip]:
-    """Returns before and after, if known: a timeline, else the record's medians."""
-    decision = run.decision
-    training = run.training
-    before: Strip | None = None
-    if run.is_profiled_here:
-        before = _strip("Before", "today's cluster", run.before_timeline, run.profiled)
-    cluster = "the chosen cluster"
-    if decision:
-        cluster = plan_name(decision.plan, today=todays_group(decision))
-    elif training:
-        cluster = groups_in_words(training.groups)
-    name = "After" if before else "This run"
-    after = _strip(name, cluster, run.after_timeline, run.measured)
-    return [strip for strip in (before, after) if strip]
-
-
-def _strip(
-    name: str, cluster: str, file: Path | None, step: StepTerms | Measured | None
-) -> Strip | None:
-    """Returns a run's strip: of its timeline, else of its record's medians; None: of neither."""
-    timeline = recorded = None
-    if step and step.wait_seconds is not None and step.step_seconds > 0:
-        recorded = step.step_seconds, step.wait_seconds
-    if file:
-        timeline = read_steps(file)
-    if timeline is None and recorded:
-        timeline = flat_steps(*recorded)
-    # Steps of no length cannot be drawn to scale.
-    if timeline is None or typical_step(timeline.steps)[0] <= 0:
-        return None
-    return Strip(name, cluster, timeline, recorded)
-
-
-def collect_gpu_strips(run: ReportedRun) -> list[GpuStrip]:
-    """Returns the GPUs' load before and after, if it was kept."""
-    profile = run.profile
-    training = run.training
-    earlier: Sequence[GpuLoad] = ()
-    if profile and profile.observed and run.is_profiled_here:
-        earlier = profile.observed.gpus
-    now: Sequence[GpuLoad] = ()
-    if training:
-        now = training.gpus
-    first = read_gpu_strip("Before", run.before_gpus, earlier)
-    name = "After" if first else "This run"
-    second = read_gpu_strip(name, run.after_gpus, now)
-    return [strip for strip in (first, second) if strip is not None]
-
-
-class _Draw(Protocol):
-    def __call__(self, *, width: float, name: str) -> Drawing | None: ...
-
-
-def _picture(name: str, draw: _Draw) -> dict[str, Markup]:
-    """Returns the drawing in two widths, of which the style sheet shows one; empty: none.
-
-    Text in a picture shrinks with it, so one size cannot serve a desk and a telephone.
-    """
-    drawings = {key: draw(width=width, name=f"{name}-{key}") for key, width in _WIDTHS.items()}
-    return {key: drawing.markup() for key, drawing in drawings.items() if drawing}
-
-
-@dataclass(frozen=True, slots=True)
-class PlanRow:
-    """A row of the table of plans; `index` is its rank, from 0."""
-
-    index: int
-    plan: Plan
-    name: str
-    chosen: bool
-    is_probable: bool
-    bar: Markup | None
-    is_measured: bool
-
-    @property
-    def is_needed(self) -> bool:
-        """Whether the row is always shown: the chosen plan and today's cluster."""
-        return self.chosen or self.is_probable or self.plan.action == "keep"
+    def has_content(self) -> bool:
+        return bool(self.rows or self.items or self.text or self.pictures)
 
 
 def write_report(path: Path, run: ReportedRun) -> None:
@@ -236,342 +74,258 @@ def write_report(path: Path, run: ReportedRun) -> None:
     Raises:
         UsageError: If the file cannot be written.
     """
-    figures = collect(
-        profile=run.profile,
-        decision=run.decision,
-        training=run.training,
-        evaluation=run.evaluation,
-    )
-    steps = [figures.baseline.seconds, figures.measured.seconds]
-    if run.decision:
-        promises = [plan.predicted for plan in run.decision.plans if plan.predicted]
-        steps += [promise.counted_seconds for promise in promises]
-    unit = time_unit(steps)
-    columns = epoch_columns(
-        profile=run.profile,
-        measured=run.measured,
-        is_profiled_here=run.is_profiled_here,
-        is_first_shared=is_first_batch_shared(
-            run.workload.feed, profile=run.profile, training=run.training
-        ),
-    )
-    fixes = run.profile.fixes if run.profile else ()
-    context = {
-        **_records(run),
-        **_judgement(run, figures, unit),
-        "memory": memory_story(run.training, profile=run.profile, names=run.host_names),
-        **_pictures(run, unit),
-        **_commands(run),
-        "epochs": epoch_table(columns, unit=unit, fixes=fixes),
-        "bad_samples": bad_sample_story(run.training, file=run.bad_samples_file),
-        "bad_samples_href": _beside(run.bad_samples_file, path.parent),
-        "logs": [(log.name, _href(log, path.parent)) for log in run.log_files],
-    }
-    # The template reads what is of a record only where there is that record.
-    if run.profile:
-        context |= _of_profile(run.profile)
-    if run.decision:
-        context |= _of_decision(run.decision)
-    if run.training:
-        context |= _of_training(run.training)
-    page = _filled(unit).get_template("report.html.jinja").render(context)
-    # A name from a broken log may hold a surrogate, which UTF-8 cannot encode.
-    write_text(path, page.encode("utf-8", "replace").decode("utf-8"))
-
-
-def _records(run: ReportedRun) -> dict[str, object]:
-    """Returns the run's records and facts, as they are."""
-    decision = run.decision
-    training = run.training
-    evaluation = run.evaluation
-    return {
-        "run_id": run.run_id,
-        "workload": run.workload,
-        "profile": run.profile,
-        "decision": decision,
-        "taken": decision and decision.taken_elsewhere,
-        "training": training,
-        "evaluation": evaluation,
-        "outcome": training and evaluation and outcome_of(training, evaluation.gates),
-        "warnings": _warnings(run),
-        "environment": {key: text for key, text in run.environment.items() if key != "command"},
-    }
-
-
-def _warnings(run: ReportedRun) -> list[str]:
-    """Returns the warnings of evaluation and decision, less what the run itself has answered."""
-    warnings: list[str] = []
-    for record in (run.evaluation, run.decision):
-        if record:
-            warnings += record.warnings
-    times = run.measured.epochs if run.measured else None
-    if times and times.between:
-        return [warning for warning in warnings if warning != BETWEEN_UNSEEN]
-    return warnings
-
-
-def _of_profile(profile: Profile) -> dict[str, object]:
-    """Returns the tables of a step's terms and of the cost of transforms."""
-    step = profile.step
-    return {
-        "terms": [
-            (name, title.strip(), value)
-            for name, title in TERMS
-            if step and (value := term(step, name)) is not None
-        ],
-        "transforms": transform_rows(profile.transforms),
-    }
-
-
-def _of_decision(decision: Decision) -> dict[str, object]:
-    """Returns the words of a decision, and its table of plans in two parts."""
-    rows = _plan_rows(decision)
-    return {
-        "local_core": local_core_words(decision),
-        "estimates": estimate_words(decision.prices.estimated),
-        "today_limit": limit_words(decision.bottleneck),
-        "rows": [row for row in rows if row.index < _PLANS_AT_ONCE or row.is_needed],
-        "more_rows": [row for row in rows if row.index >= _PLANS_AT_ONCE and not row.is_needed],
-    }
-
-
-def _of_training(training: Training) -> dict[str, object]:
-    """Returns the tables of a training run: its events, its GPUs, and what it was made from."""
-    names = host_names(training)
-    return {
-        "host_names": names,
-        "events": _events(training, names),
-        "origin": sorted(training.lineage.facts().items()),
-        "gpu_rows": gpu_rows(training.gpus, names=names),
-        "balance": capital(balance_words(training)),
-    }
-
-
-def _judgement(run: ReportedRun, figures: Figures, unit: TimeUnit) -> dict[str, object]:
-    """Returns the figures, and the verdict on them."""
-    nominal = run.workload.platform_info.is_this_machine
-    if run.decision:
-        nominal = not run.decision.prices.is_billed
-    judged = JudgedRun(
-        figures=figures,
-        unit=unit,
-        nominal=nominal,
-        profile=run.profile,
-        decision=run.decision,
-        training=run.training,
-        evaluation=run.evaluation,
-        failure=run.failure,
-        is_planned=run.is_planned,
-    )
-    seconds = figures.baseline.accelerator_seconds or figures.predicted.accelerator_seconds
-    return {
-        "figures": figures,
-        "unit": unit,
-        "nominal": nominal,
-        "has_accelerators": bool(seconds),
-        "step_note": _step_note(figures, unit, has_run=_has_run(run)),
-        "wait_note": _wait_note(figures),
-        "verdict": judge(judged),
-    }
-
-
-def _has_run(run: ReportedRun) -> bool:
-    return bool(run.training or run.evaluation)
-
-
-def _step_note(figures: Figures, unit: TimeUnit, *, has_run: bool) -> str:
-    """Returns what stands below the time of a step: what it was before, and within epochs.
-
-    Args:
-        figures: The steps.
-        unit: The page's unit of time.
-        has_run: Whether the time is measured; else it is predicted.
-    """
-    before = figures.baseline
-    now = figures.measured
-    parts = []
-    if not has_run:
-        now = figures.predicted
-        parts.append("predicted")
-    if before.seconds is not None:
-        parts.append(f"before: {unit.show(before.seconds)}")
-    if figures.is_longer:
-        within = f"within epochs {unit.show(now.within)}"
-        if now.within and now.seconds and now.within > now.seconds:
-            # Of a run whose steps became shorter, or longer: the other time is a mean.
-            within = f"the median within epochs {unit.show(now.within)}"
-        if before.within is not None:
-            within += f", before: {unit.show(before.within)}"
-        parts.append(within)
-    return "; ".join(parts)
-
-
-def _wait_note(figures: Figures) -> str:
-    """Returns what stands below a run's share of waiting: within epochs, of ranks, and before."""
-    before = figures.baseline
-    now = figures.measured
-    is_of_whole = now.whole_wait_share is not None
-    parts = []
-    if is_of_whole:
-        parts.append(f"within epochs {percent(now.wait_share)}")
-    if now.least_wait_share is not None:
-        parts.append(now.wait_words("over the ranks"))
-    if before.wait_share is not None:
-        earlier = f"before: {percent(before.wait_share)}"
-        if is_of_whole and before.whole_wait_share is not None:
-            earlier = f"before: {percent(before.whole_wait_share)}"
-            earlier += f", within epochs {percent(before.wait_share)}"
-        if before.loads_itself:
-            earlier += ", in which the trainer loads its own batches"
-        parts.append(earlier)
-    return "; ".join(parts)
-
-
-def _pictures(run: ReportedRun, unit: TimeUnit) -> dict[str, object]:
-    strips = collect_strips(run)
-    gpu_strips = collect_gpu_strips(run)
-    feed = _feed_story(run)
-    decision = run.decision
-    return {
-        "strips": strips,
-        "strip_picture": strips and _picture("strips", partial(draw_strips, strips, unit=unit)),
-        "strip_caption": describe_windows(strips),
-        "plans_picture": decision and _picture("plans", partial(draw_plans, decision, unit=unit)),
-        "gpu_picture": gpu_strips and _picture("gpus", partial(draw_gpus, gpu_strips)),
-        "gpu_strips": gpu_strips,
-        "feed": feed,
-        "feed_picture": feed and _picture("feed", partial(draw_feed, feed)),
-    }
-
-
-def _feed_story(run: ReportedRun) -> FeedStory | None:
-    if run.feed_file is None:
-        return None
-    share: float | None = None
-    if run.measured:
-        share = run.measured.wait_share
-    return read_feed(
-        run.feed_file,
-        names=run.host_names,
-        does_loading_wait=does_loading_wait(run.profile),
-        wait_share=share,
-    )
-
-
-def _commands(run: ReportedRun) -> dict[str, object]:
-    workload = run.workload
-    decision = run.decision
-    train: list[str] = []
-    if decision:
-        # The command, as the workload's file may not be where the report is read.
-        train = ["stoker", "train", "--platform", workload.platform]
-        train += [*group_arguments(decision.plan.groups), "--", *workload.command]
-    return {
-        "command": run.environment.get("command", ""),
-        "train_command": shlex.join(train),
-        "workload_command": shlex.join(workload.command),
-    }
-
-
-# Cached: compiling the template takes longer than rendering it.
-@functools.cache
-def _filled(unit: TimeUnit) -> jinja2.Environment:
-    filled = jinja2.Environment(
+    # A wrong name in a template is an error in a test, not a blank in a user's report.
+    environment = jinja2.Environment(
         loader=jinja2.PackageLoader("stoker.report"),
         autoescape=True,
-        # A wrong name in a template is an error in a test, not a blank in a user's report.
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    filled.filters.update(
-        time=unit.show,
-        bare=unit.bare,
-        usd=usd,
-        percent=percent,
-        signed=signed_percent,
-        times=times,
-        metric=metric,
-        whole=whole,
-        count=count,
-        numbered=numbered,
-        size=size,
-        cpu_seconds=_cpu_seconds,
-        cores=lambda outcome: f"{cores(outcome):.3g}",
-        limit=_limit_name,
-        longer=lambda error: longer(error, "page"),
+    sections = []
+    for title, blocks in _sections(run):
+        if kept := [block for block in blocks if block.has_content]:
+            sections.append({"title": title, "blocks": kept})
+    page = environment.get_template("report.html.jinja").render(
+        run_id=run.run_id,
+        workload=run.workload,
+        verdict=judge(run),
+        keys=key_figures(run),
+        sections=sections,
     )
-    return filled
+    # A name from a broken log may hold a surrogate, which UTF-8 cannot encode.
+    write_text(path, page.encode("utf-8", "replace").decode("utf-8"))
 
 
-def _limit_name(promise: Predicted, limit: Limit) -> str:
-    # Where no host has an accelerator, the step's own computing is what would come next.
-    if limit == "accelerator" and promise.accelerator_seconds == 0:
-        return "computing"
-    return LIMIT_NAMES[limit]
+def _sections(run: ReportedRun) -> Iterator[tuple[str, Iterable[Block]]]:
+    yield "Steps", _steps(run)
+    if run.decision:
+        yield "Plans", [_plans(run.decision)]
+        path = [
+            Markup("{} <b>{}</b>: {}").format(step.question, step.answer, step.because)
+            for step in run.decision.path
+        ]
+        # Where nothing was run, the page's verdict says only that.
+        note = "" if run.training else headline(run.decision)
+        yield "Why this plan", [Block(items=path, note=note)]
+    if performance := run.performance:
+        note = f"{capital('; '.join(performance_words(performance)))}."
+        heads, rows = cost_table(performance)
+        yield "Predicted against measured", [Block(heads=heads, rows=rows, note=note)]
+    yield "Quality", [_quality(run)]
+    if run.training:
+        blocks = [_hosts(run.training), _gpus(run), *_feed(run)]
+        events = [[event.when, event.host or "", event.what] for event in run.training.events]
+        blocks.append(Block(title="Events", heads=("when", "host", "what"), rows=events))
+        yield "Hosts", blocks
+    if run.profile:
+        yield "What a step is made of", [Block(text=explain_profile(run.profile))]
+    yield "Advice and warnings", _advice(run)
+    yield "Commands and environment", _environment(run)
 
 
-def does_loading_wait(profile: Profile | None) -> bool | None:
-    """Returns whether a single loader worker waits for its reads; None: not measured."""
-    if profile is None or profile.step is None:
-        return None
-    step = profile.step
-    if not step.loader_cpu_seconds or step.loader_wall_seconds is None:
-        return None
-    return step.loader_wall_seconds > WAITS * step.loader_cpu_seconds
+def _steps(run: ReportedRun) -> Iterator[Block]:
+    """Yields the strips of steps before and after, on one scale of time."""
+    strips = []
+    step = run.profiled.step if run.profiled else None
+    if step and step.wait_seconds is not None:
+        strips.append(("Before", step.step_seconds, step.wait_seconds, run.before_timeline))
+    if run.measured and run.measured.step_seconds:
+        now = run.measured
+        strips.append(("This run", now.step_seconds, now.wait_seconds, run.after_timeline))
+    if not strips:
+        return
+    seconds = shown_seconds([each[1] for each in strips])
+    pictures = []
+    for name, step_seconds, wait, file in strips:
+        right = f"{ms(step_seconds)} per step, {percentage(wait / step_seconds)} waiting"
+        label = f"{name}: {right}"
+        steps = read_steps(file)
+        picture = strip(steps, step=step_seconds, wait=wait, seconds=seconds, label=label)
+        pictures.append((name, picture, right))
+    note = (
+        f"Each mark is a step, over {ms(seconds)} in the middle of a run, of the rank that waits "
+        "longest: low while the trainer waits for its batch, high while it computes."
+    )
+    yield Block(pictures=pictures, note=note)
 
 
-def _events(training: Training, names: Mapping[str, str]) -> list[tuple[str, str, str]]:
-    """Returns time, host and text of each event; time is seconds after the first, if known."""
-    began: datetime | None = None
+def _plans(decision: Decision) -> Block:
+    """Returns the table of the plans, each with a bar of its step."""
+    heads = plan_columns(decision)
+    outcomes = [plan.predicted for plan in decision.plans if plan.predicted]
+    longest = max((outcome.counted_high for outcome in outcomes), default=1.0)
     rows = []
-    for event in training.events:
-        when = event.when
-        # TypeError: one of two lacks its time zone.
-        with contextlib.suppress(ValueError, TypeError):
-            moment = datetime.fromisoformat(when)
-            began = began or moment
-            when = f"{(moment - began).total_seconds():.1f} s"
-        rows.append((when, names.get(event.host or "", event.host or ""), event.what))
-    return rows
+    # Of plans that may not be used, the first: the user's own ones come first.
+    ruled_out = [("", plan) for plan in decision.plans if not plan.feasible][:_MOST_RULED_OUT]
+    for mark, plan in [*shown_plans(decision), *ruled_out]:
+        words = f"{mark} {plan_name(plan, decision.today)}".strip()
+        reason = plan.reason if plan.feasible else f"not feasible: {plan.reason}"
+        name = Markup("{} <small>{}</small>").format(words, reason)
+        rows.append([name, *_plan_cells(plan, longest, heads)])
+    notes = [f"The limit today: {limit_words(decision.bottleneck)}."]
+    if decision.taken_elsewhere:
+        notes.append(taken_words(decision.taken_elsewhere))
+    if decision.measured:
+        notes.append(f"By the {decision.measured}.")
+    notes += table_notes(decision)
+    if more := len(decision.plans) - len(rows):
+        notes.append(f"{numbered(more, 'more plan')}: see decision.json.")
+    return Block(
+        heads=("plan", "step", "longer is slower", "speed", *heads, "limit"),
+        rows=rows,
+        note=" ".join(notes),
+    )
 
 
-def _cpu_seconds(value: float | None) -> str:
-    if value is None:
-        return NOT_KNOWN
-    return f"{digits(value, 3, max_places=4)}{NBSP}s"
+def _plan_cells(plan: Plan, longest: float, heads: tuple[str, str]) -> list[str | Markup]:
+    outcome = plan.predicted
+    if outcome is None:
+        return ["not known", "", "", "", "", ""]
+    bounds = (outcome.counted_low, outcome.counted_seconds, outcome.counted_high)
+    low, step, high = (f"{100 * min(1.0, seconds / longest):.1f}%" for seconds in bounds)
+    # A band from low to high, and the step in front of it.
+    bar = Markup(
+        '<span class="bar"><i class="band" style="left:{0};width:calc({2} - {0})"></i>'
+        '<i style="width:{1}"></i></span>'
+    ).format(low, step, high)
+    cells = [ms(outcome.counted_seconds), bar, f"{times(outcome.speedup)}x"]
+    return [*cells, *plan_cells(outcome, heads), outcome.limit]
 
 
-def _plan_rows(decision: Decision) -> list[PlanRow]:
-    predicted = [plan.predicted for plan in decision.plans if plan.predicted]
-    largest = max((outcome.counted_high for outcome in predicted), default=0.0)
-    # The chosen plan may have another reason than the same plan in the list.
-    key = (decision.plan.action, decision.plan.groups)
-    same = (i for i, plan in enumerate(decision.plans) if (plan.action, plan.groups) == key)
-    chosen = next(same, None)
-    today = todays_group(decision)
+def _quality(run: ReportedRun) -> Block:
+    gates = run.evaluation.gates if run.evaluation else ()
+    metrics = run.training.metrics if run.training else {}
     rows = []
-    for index, plan in enumerate(decision.plans):
-        # The step of today's cluster, unless the profile was taken elsewhere.
-        is_measured = plan.action == "keep" and decision.taken_elsewhere is None
-        bar = None
-        if plan.predicted:
-            bar = draw_bar(plan.predicted, is_measured=is_measured, largest=largest)
-        name = plan_name(plan, today=today)
-        is_probable = decision.probable is not None and plan.groups == decision.probable.groups
-        rows.append(PlanRow(index, plan, name, index == chosen, is_probable, bar, is_measured))
-    return rows
+    for gate in gates:
+        value = "not reported" if gate.value is None else figure(gate.value)
+        low, high = ("" if bound is None else figure(bound) for bound in (gate.min, gate.max))
+        rows.append([gate.metric, value, low, high, "passed" if gate.passed else "failed"])
+    gated = {gate.metric for gate in gates}
+    for name, metric in metrics.items():
+        if name not in gated:
+            rows.append([name, figure(metric), "", "", ""])
+    return Block(heads=("metric", "value", "at least", "at most", "gate"), rows=rows)
 
 
-def _beside(file: Path | None, folder: Path) -> str:
-    return "" if file is None else _href(file, folder)
+def _hosts(training: Training) -> Block:
+    rows = []
+    for group in training.groups:
+        names = [host.host for host in training.hosts if host.group == group.name]
+        what = f"{group.count} x {group.instance_type}"
+        workers = "" if group.workers_per_host is None else str(group.workers_per_host)
+        rows.append([f"{group.name} ({group.role})", what, workers, ", ".join(names)])
+    note = f"Job {training.job.name} on {training.job.platform}: {training.status}"
+    if training.data_group_release_seconds is not None:
+        seconds = digits(training.data_group_release_seconds, 2)
+        note += f"; data hosts gone {seconds} s after the training's end"
+    if training.spent_usd is not None:
+        predicted, spent = (
+            usd(value, is_estimate=training.is_estimate)
+            for value in (training.predicted_usd, training.spent_usd)
+        )
+        note += f"; {spent} spent, {predicted} predicted"
+    return Block(heads=("group", "hosts", "workers per host", "names"), rows=rows, note=f"{note}.")
 
 
-def _href(log: Path, folder: Path) -> str:
-    """Returns the relative address of a log; empty unless it is below the report's folder."""
-    try:
-        inside = log.resolve().relative_to(folder.resolve())
-    except ValueError:
-        # A link out of the folder would break when the folder is moved.
-        return ""
-    return "./" + quote(inside.as_posix())
+def _gpus(run: ReportedRun) -> Block:
+    """Returns the load of the GPUs before and after, as sparklines and in words."""
+    observed = run.profiled.observed if run.profiled else None
+    loads = run.training.gpus if run.training else ()
+    before = observed.gpus if observed else ()
+    sources = [("Before", run.before_intervals, before), ("After", run.intervals, loads)]
+    pictures = []
+    for name, file, gpus in sources:
+        used = used_gpus(gpus)
+        points = [*_busy_points(file, used)]
+        share = busy_share(gpus)
+        if points and share is not None:
+            words = f"{numbered(len(used), 'GPU')} {percentage(share)} busy"
+            picture = sparkline(points, top=1.0, css="compute", label=f"{name}: {words}")
+            pictures.append((name, picture, words))
+    items = [f"{gpu.host}, {gpu_words(gpu)}" for gpu in loads[:_MOST_HOSTS]]
+    note = "The share of time in which a kernel ran, each run on its own scale of time."
+    return Block(title="GPUs", pictures=pictures, items=items, note=note if pictures else "")
+
+
+def _busy_points(file: Path | None, used: Sequence[GpuLoad]) -> Iterator[tuple[float, float]]:
+    places = {(gpu.host, gpu.number) for gpu in used}
+    for interval in read_intervals(file) if file else ():
+        gpus = [gpu for gpu in interval.gpus if (gpu.host, gpu.number) in places]
+        shares = [gpu.utilization for gpu in gpus if gpu.utilization is not None]
+        if interval.steps and shares:
+            yield interval.seconds, fmean(shares)
+
+
+def _feed(run: ReportedRun) -> Iterator[Block]:
+    """Yields who fed the trainer: what limits it, its wait, and the rate of each host."""
+    rows: Iterable[Interval] = read_intervals(run.intervals) if run.intervals else ()
+    intervals = [each for each in rows if each.ranks]
+    if not intervals:
+        return
+    whole = joined(intervals)
+    limit = feed_limit_of(whole)
+    waits = [(each.seconds, each.wait_share or 0.0) for each in intervals]
+    words = f"{percent(whole.wait_share)} of the time, top 100%"
+    picture = sparkline(waits, top=1.0, css="wait", label=f"Waiting for data: {words}")
+    pictures = [("Waiting for data", picture, words)]
+    hosts = whole.hosts[:_MOST_HOSTS]
+    rates: dict[str, list[tuple[float, float]]] = {host.name: [] for host in hosts}
+    for interval in intervals:
+        made = {host.name: host.batches_per_second for host in interval.hosts}
+        for name, points in rates.items():
+            points.append((interval.seconds, made.get(name, 0.0)))
+    # One scale for all hosts: a slow one must look slow.
+    top = max((rate for points in rates.values() for _, rate in points), default=1.0)
+    for host in hosts:
+        words = f"{digits(host.batches_per_second, 3)} batches/s of {digits(top, 3)}, "
+        words += f"{numbered(host.workers, 'worker')} {percent(host.busy_share)} busy"
+        if host.moved:
+            words += f", {host.moved} made elsewhere"
+        picture = sparkline(rates[host.name], top=top, css="compute", label=f"{host.name}: {words}")
+        pictures.append((host.name, picture, words))
+    note = f"What limits the run: {limit.words}. To gain more: {limit.advice}."
+    yield Block(title="Who fed the trainer", pictures=pictures, note=note)
+
+
+def bad_samples_words(training: Training, file: Path | None) -> str:
+    """Returns how many samples could not be made, and the first of them."""
+    many = f"{training.bad_samples:,} times a sample could not be made"
+    if file is None or not file.is_file():
+        return many
+    with file.open(newline="", encoding="utf-8", errors="replace") as text:
+        row = next(csv.DictReader(text), {})
+    cells = [row.get(name) for name in ("index", "error", "text", "host")]
+    if None in cells:
+        return many
+    index, error, why, host = (str(cell)[:120] for cell in cells)
+    return f"{many}; the first: sample {index} ({error}: {why}) on {host}"
+
+
+def _advice(run: ReportedRun) -> list[Block]:
+    warnings = [*(run.evaluation.warnings if run.evaluation else ())]
+    warnings += run.decision.warnings if run.decision else ()
+    if run.training and run.training.bad_samples:
+        warnings.append(bad_samples_words(run.training, run.bad_samples_file))
+    fixes = [f"{fix.text} ({fix.cost} work)" for fix in (run.profile.fixes if run.profile else ())]
+    return [
+        Block(title="Warnings", items=[*dict.fromkeys(warnings)]),
+        Block(title="Fixes to the script or its settings", items=fixes),
+        Block(title="Worth doing", items=advice_words(run.decision) if run.decision else ()),
+    ]
+
+
+def _environment(run: ReportedRun) -> Iterator[Block]:
+    facts = dict(run.environment)
+    commands = [facts.pop("command", "")]
+    if run.decision:
+        # The command, as the workload's file may not be where the report is read.
+        words = ["stoker", "train", "--platform", run.workload.platform]
+        words += [*group_arguments(run.decision.plan.groups), "--", *run.workload.command]
+        commands.append(shlex.join(words))
+    yield Block(title="Commands", text="\n".join(filter(None, commands)))
+    facts["training command"] = shlex.join(run.workload.command)
+    if run.training:
+        facts |= run.training.lineage
+    rows = [[name.replace("_", " "), text] for name, text in facts.items()]
+    yield Block(heads=("what", "value"), rows=rows, title="Environment")

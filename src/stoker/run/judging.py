@@ -1,25 +1,26 @@
-"""Judgement of a run's training: gates, prediction, report, and the model in use."""
+"""Judgement of a run's training: gates, prediction, report, model in use; a run's last step."""
 
-import contextlib
 import json
-import shutil
-import tempfile
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 
 from stoker.environment import pipeline_run
-from stoker.errors import GateError, ServiceError, UsageError, what_of
-from stoker.evaluate import evaluate, lost_training, model_metadata, model_quality
+from stoker.errors import GateError, PlatformError, UsageError
+from stoker.evaluate import (
+    evaluate,
+    evaluation_table,
+    lost_training,
+    model_metadata,
+    model_quality,
+)
 from stoker.platforms import platform_named
 from stoker.platforms.aws import Aws, region_of
-from stoker.platforms.base import leader_record, tracking_of
-from stoker.platforms.sagemaker.registry import keep_registered, mark_models
-from stoker.record_words import evaluation_table
+from stoker.platforms.base import tracking_of
+from stoker.platforms.sagemaker.registry import champion_quality
 from stoker.records import (
     Decision,
     Evaluation,
+    Json,
     Profile,
     Training,
     Workload,
@@ -27,243 +28,189 @@ from stoker.records import (
     write_json,
     write_text,
 )
+from stoker.records.base import item_at, text
 from stoker.records.outcome import outcome_of, outcome_of_gates
-from stoker.records.training import file_beside, with_leader
-from stoker.run.champions import champion_metrics, promote
-from stoker.run.cloudwatch_metrics import publish
-from stoker.run.mlflow_run import keep_tracked
-from stoker.run.outputs import Outputs, deliver, told_of_evaluation
-from stoker.run.pipeline_memory import PlaceInMemory, keep_remembered
+from stoker.run.folders import report_of_records
+from stoker.run.mlflow import log_run
+from stoker.run.outputs import Outputs, deliver
 from stoker.run.webhook import telling
-from stoker.terminal import say
-from stoker.tracking import TrackedRecords
+from stoker.terminal import print_result
+
+# As Kubeflow's driver hands it to an exit handler. It publishes nothing of a step whose driver
+# failed or whose pod was killed: for it, such a run still runs when it is over.
+_FAILED = ("failed", "error", "system_error", "running", "new")
+_SUCCEEDED = ("succeeded", "success", "complete", "cached")
+
+_REGISTRY = "registry:"
+# The model in use, in a folder of champions.
+_CHAMPION = "champion.json"
 
 
-def _mark_model(training: Training, record: Evaluation, *, workload: Workload, quiet: bool) -> None:
-    """Tags a model that was refused, and its copy; a line names what cannot be tagged.
+def judge_run(
+    workload: Workload,
+    *,
+    profile_file: Path,
+    decision_file: Path,
+    training: str,
+    champion: str,
+    outputs: Outputs,
+    report: Path | None,
+    quiet: bool,
+    always: bool = False,
+) -> int:
+    """Judges a run, keeps what its pipeline needs, and notifies; returns the exit code.
 
     Args:
-        training: Names the model, and its copy.
-        record: Says whether the model passed.
-        workload: Names the bucket and the group of the registry.
-        quiet: Whether nothing is printed.
-    """
-    settings = workload.sagemaker
-    if not settings:
-        return
-    aws = Aws(region=region_of(workload))
-    try:
-        for uri in mark_models(aws, training, is_refused=not record.passed):
-            say(f"model:   {uri} was refused, and expires by the bucket's rule", quiet=quiet)
-        group = settings.model.group or workload.name
-        below = f"{settings.output_uri.rstrip('/')}/"
-        for kept in keep_registered(aws, group, below=below):
-            say(f"model:   {kept} is registered, and expires no more", quiet=quiet)
-    except ServiceError as err:
-        say(f"model:   not tagged, so it stays until stoker prune: {err.what}", quiet=quiet)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Judgement:
-    """A training run that is to be judged, and where the results go.
-
-    Attributes:
-        training: File of its record, or the text of the record.
+        workload: With the gates.
+        profile_file: The run's profile.
+        decision_file: The run's decision.
+        training: File of the training's record, or the text of the record.
         champion: Names the model in use; empty: none is configured.
-        always: Whether a run without a record has failed, and the exit code is 0 in any case.
+        outputs: Where the evaluation goes.
         report: File of the HTML report; None: none is written.
-        expires: Whether a refused model is tagged, so that a rule of its bucket deletes it.
-        memory: Where the pipeline's memory gets a run that passed; None: nothing is kept.
+        quiet: Whether JSON is printed, and nothing else.
+        always: Whether a run without a record has failed, and the exit code is 0 in any case.
     """
-
-    workload: Workload
-    profile: Path
-    decision: Path
-    training: str
-    champion: str = ""
-    always: bool = False
-    outputs: Outputs
-    report: Path | None = None
-    expires: bool = False
-    memory: PlaceInMemory | None = None
-    as_json: bool = False
-
-
-def judge_run(judgement: Judgement) -> int:
-    """Judges a run, keeps what its pipeline needs, and notifies; returns the exit code."""
-    workload = judgement.workload
-    quiet = judgement.as_json
     run = pipeline_run()
     # On Kubeflow the run's last step notifies, and who types this command sees the result.
-    is_told = bool(run) and not judgement.outputs.executor
+    is_told = bool(run) and not outputs.step.output_file
     with telling(workload, run=run, step="evaluate", quiet=quiet, is_told=is_told) as ending:
-        training, record, page = judged(judgement)
-        if page:
-            ending.links["mlflow"] = page
-        if judgement.expires:
-            _mark_model(training, record, workload=workload, quiet=quiet)
-        if judgement.memory and record.passed:
-            keep_remembered(
-                judgement.memory,
-                workload=workload,
-                run=run or training.job.name,
-                records=(judgement.profile, judgement.decision),
-                training=training,
-                quiet=quiet,
+        profile = read_json(profile_file, Profile)
+        decision = read_json(decision_file, Decision)
+        is_text = training.startswith("{")
+        # A pipeline judges every run: one whose hosts died without a record has failed.
+        if always and not is_text and not Path(training).is_file():
+            trained = lost_training(workload, decision)
+        else:
+            trained = read_json(training, Training)
+        if trained.is_unknown:
+            raise PlatformError(
+                f"the outputs of the job could not be read: {trained.unfetched}",
+                fix="the same `stoker train` with the --name of the run, which reads them again",
             )
-        ending.run = run or training.job.name
-        if training.job.url:
-            ending.links["job"] = training.job.url
-        outcome = outcome_of(training, record.gates)
-        ending.tells(record.notices)
-        if run and workload.platform_info.has_model_registry:
-            publish(workload, record.notices, quiet=quiet)
-        if not outcome.is_good:
-            ending.failed(outcome.words, exit_code=outcome.exit_code)
-        if outcome.state == "stopped":
-            ending.status = "stopped"
-    if judgement.always:
-        return 0
-    return outcome.exit_code
-
-
-def judged(judgement: Judgement) -> tuple[Training, Evaluation, str]:
-    """Judges a run, and writes evaluation and report to files and to MLflow.
-
-    Returns:
-        The training, its evaluation, and the page in MLflow; empty: there is none.
-    """
-    workload = judgement.workload
-    outputs = judgement.outputs
-    profile = read_json(judgement.profile, Profile)
-    decision = read_json(judgement.decision, Decision)
-    training, file = _training(judgement, decision)
-    if training.is_unknown:
-        training = _fetched(training, workload=workload)
-    region = region_of(workload)
-    record = evaluate(
-        workload=workload,
-        profile=profile,
-        decision=decision,
-        training=training,
-        champion=champion_metrics(judgement.champion, workload=workload, region=region),
-        today=date.today(),
-        is_registered=bool(pipeline_run()),
-    )
-    deliver(
-        record,
-        outputs=outputs,
-        name="evaluation",
-        explain=evaluation_table,
-        as_json=judgement.as_json,
-        told=told_of_evaluation(record),
-    )
-    if workload.platform_info.has_model_registry and outputs.out:
-        _write_for_registry(workload, training, decision, folder=outputs.out.parent)
-    if judgement.report:
-        # Imported here, with the templates of the page.
-        from stoker.report import ReportedRun, write_report
-        from stoker.run.reports import BAD_SAMPLES, environment, existing, timeline_of
-
-        write_report(
-            judgement.report,
-            ReportedRun(
-                run_id=training.job.name,
+        ending.run = run or trained.job.name
+        record = evaluate(
+            workload=workload,
+            profile=profile,
+            decision=decision,
+            training=trained,
+            champion=champion_metrics(champion, workload=workload),
+            today=date.today(),
+        )
+        deliver(
+            record,
+            outputs=outputs,
+            explain=evaluation_table,
+            as_json=quiet,
+            parameters={"passed": str(record.passed).lower()},
+        )
+        evaluation_file = outputs.out or Path("evaluation.json")
+        if workload.platform_info.has_model_registry and outputs.out:
+            # What the model registry shows: Studio cannot show all of evaluation.json.
+            quality = json.dumps(model_quality(trained))
+            write_text(evaluation_file.with_name("model-quality.json"), quality)
+            metadata = json.dumps(model_metadata(workload, trained, decision))
+            write_text(evaluation_file.with_name("model-metadata.json"), metadata)
+        files = [profile_file, decision_file, evaluation_file]
+        if report:
+            files.append(report)
+            report_of_records(
+                report,
                 workload=workload,
                 profile=profile,
                 decision=decision,
-                training=training,
+                training=trained,
                 evaluation=record,
-                before_timeline=existing(judgement.profile.with_name("baseline-timeline.csv")),
-                after_timeline=timeline_of(training, folder=file.parent),
-                feed_file=file_beside(file, "feed.csv"),
-                before_gpus=existing(judgement.profile.with_name("baseline-gpu.csv")),
-                after_gpus=file_beside(file, "gpu.csv"),
-                bad_samples_file=file_beside(file, BAD_SAMPLES),
-                environment=environment(),
-            ),
-        )
-    return training, record, _tracked(judgement, training, record)
-
-
-def _write_for_registry(
-    workload: Workload, training: Training, decision: Decision, *, folder: Path
-) -> None:
-    """Writes what the model registry shows: Studio cannot show all of evaluation.json."""
-    quality = model_quality(training)
-    write_text(folder / "model-quality.json", json.dumps(quality))
-    metadata = model_metadata(workload, training, decision)
-    write_text(folder / "model-metadata.json", json.dumps(metadata))
-
-
-def _tracked(judgement: Judgement, training: Training, record: Evaluation) -> str:
-    """Writes the records to MLflow, if the workload has it; returns the page of the run."""
-    if not judgement.workload.tracking.mlflow:
-        return ""
-    # Under stoker's names: a pipeline names its files itself.
-    named = {
-        "profile.json": judgement.profile,
-        "decision.json": judgement.decision,
-        "report.html": judgement.report,
-        "evaluation.json": judgement.outputs.out or Path("evaluation.json"),
-    }
-    with _copies(named, training=training, quiet=judgement.as_json) as files:
-        records = TrackedRecords(
-            run=pipeline_run() or training.job.name,
-            training=training,
+                profile_folder=profile_file.parent,
+                training_file=Path("training.json" if is_text else training),
+            )
+        ending.links["mlflow"] = log_run(
+            tracking_of(workload),
+            run=ending.run,
+            training=trained,
             evaluation=record,
             files=files,
+            quiet=quiet,
         )
-        tracking = tracking_of(judgement.workload)
-        return keep_tracked(tracking, records, quiet=judgement.as_json)
+        ending.links["job"] = trained.job.url or ""
+        outcome = outcome_of(trained, record.gates)
+        ending.warnings = record.warnings
+        ending.take(outcome)
+    return 0 if always else outcome.exit_code
 
 
-@contextlib.contextmanager
-def _copies(
-    named: Mapping[str, Path | None], *, training: Training, quiet: bool
-) -> Iterator[list[Path]]:
-    """Copies files for MLflow; if that fails, prints why, and MLflow gets the figures alone."""
-    with contextlib.ExitStack() as stack:
-        files: list[Path] = []
-        try:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            for name, file in named.items():
-                if file:
-                    shutil.copyfile(file, folder / name)
-            write_json(folder / "training.json", training)
-            files = sorted(folder.iterdir())
-        except (OSError, UsageError) as err:
-            say(f"mlflow: files not kept: {what_of(err)}", quiet=quiet)
-        yield files
+def champion_metrics(named: str, *, workload: Workload) -> dict[str, float] | None:
+    """Returns the metrics of the model in use; None if no gate needs them, or there is none yet.
+
+    Args:
+        named: Its evaluation.json, a folder with it, or registry:GROUP for the last approved
+            model of SageMaker's registry; empty: the workload's group there, if it has one.
+        workload: With its gates.
+
+    Raises:
+        UsageError: A gate needs it, and none is named.
+    """
+    asking = next((gate for gate in workload.gate if gate.needs_champion), None)
+    if asking is None:
+        return None
+    if not named and workload.platform == "sagemaker" and workload.sagemaker:
+        named = f"{_REGISTRY}{workload.sagemaker.model.group or workload.name}"
+    if not named:
+        raise UsageError(
+            f"gate {asking.metric} compares with the champion, but no champion is configured",
+            where=f"workload {workload.name}, key gate",
+            fix="stoker evaluate --champion evaluation.json (of the model in use), or "
+            "registry:GROUP; in a pipeline on Kubeflow the key kubernetes.champion",
+        )
+    if named.startswith(_REGISTRY):
+        aws = Aws(region=region_of(workload))
+        return champion_quality(aws, named.removeprefix(_REGISTRY))
+    file = Path(named)
+    if file.is_dir():
+        file /= _CHAMPION
+        if not file.exists():
+            return None
+    return read_json(file, Evaluation).numbers
 
 
-def pass_gate(evaluation_file: Path, *, champions: str | None) -> None:
-    """Raises GateError unless an evaluation passed; promotes its model, if there is a folder."""
+def pass_gate(evaluation_file: Path, *, champions: str | None, as_json: bool) -> None:
+    """Raises GateError unless an evaluation passed; makes it the champion of a folder.
+
+    In a registry people choose the champion. Of two runs the last one counts.
+    """
     record = read_json(evaluation_file, Evaluation)
     if not record.passed:
         raise GateError(record.reason or "the evaluation did not pass", where="the gate")
-    lines = [outcome_of_gates(record.gates).words]
-    if champions:
-        lines.append(promote(evaluation_file, named=champions))
-    print("\n".join(lines))
+    champion = ""
+    words = outcome_of_gates(record.gates).words
+    if champions and not champions.startswith(_REGISTRY):
+        champion = str(Path(champions) / _CHAMPION)
+        write_json(champion, record)
+        words += f"\nit is the champion now: {champion}"
+    print_result({"passed": True, "champion": champion}, words, as_json=as_json)
 
 
-def _fetched(training: Training, *, workload: Workload) -> Training:
-    """Returns the record, with the leader's part that could not be read before."""
+def finish_run(workload: Workload, *, run_id: str, outcome: str, as_json: bool) -> None:
+    """Deletes the jobs that are left of a run, and reports how it ended.
+
+    `outcome` is JSON as of Kubeflow's PipelineTaskFinalStatus.
+    """
+    run = workload.run_name(run_id)
+    # A server before 2.14 does not fill the placeholder in.
+    document: Json = json.loads(outcome) if outcome.startswith("{") else {}
+    state = str(item_at(document, "state") or "unknown").lower()
+    why = text(document, "error", "message")
     platform = platform_named(workload.platform, settings=workload)
-    with tempfile.TemporaryDirectory() as folder:
-        outputs = platform.fetched(training.unfetched or "", folder=Path(folder))
-        return with_leader(training, leader_record(outputs))
-
-
-def _training(judgement: Judgement, decision: Decision) -> tuple[Training, Path]:
-    """Returns the training's record, from a file or its own text, and that file."""
-    text = judgement.training
-    # A step of Kubeflow gets the record as a parameter (`outputs.carried`).
-    if text.lstrip().startswith("{"):
-        return read_json(text, Training), Path("training.json")
-    file = Path(text)
-    # A pipeline judges every run: one whose hosts died without a record has failed.
-    if judgement.always and not file.is_file():
-        return lost_training(judgement.workload, decision), file
-    return read_json(file, Training), file
+    with telling(workload, run=run, step="the pipeline", quiet=as_json) as ending:
+        if state in _FAILED:
+            ending.failed(why)
+        elif state not in _SUCCEEDED:
+            # Cancelled, or a word that Kubeflow did not fill in.
+            ending.status = "stopped"
+        ended = platform.clean_up(run, workload, run_id=run_id)
+    words = f"{state}: {why}" if why else state
+    print_result(
+        {"run": run, "state": state, "reason": why, "ended": ended},
+        f"run {run}: {words}\n{ended or 'no job of the run was left'}",
+        as_json=as_json,
+    )

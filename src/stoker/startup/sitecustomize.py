@@ -1,4 +1,4 @@
-"""Startup of a training run's Python processes; `launch.strategies.start` puts it on PYTHONPATH.
+"""Startup of a training run's Python processes; `launch.job_environment` puts it on PYTHONPATH.
 
 It runs the next sitecustomize, keeps the traceback of a failing rank, ends ranks with their
 torchrun, lets processes write their stacks, and replaces torch's loader where requested. A failure
@@ -17,13 +17,12 @@ if TYPE_CHECKING:
     from types import ModuleType, TracebackType
 
 _SIGKILL = 9
-# Of an error's text and of its traceback: half from the head, half from the tail.
+# Of an error's text, the head, and of its traceback the tail.
 _MAX_CHARACTERS = 64 << 10
 _TORCH = ("torch", "torch.utils.data")
 # torchdata's subclass of torch's loader, which iterates in its own way.
 _STATEFUL = ("torchdata.stateful_dataloader.stateful_dataloader",)
-_PROBE = "profile.phases.install"
-_UNFED = "feed.unfed.install"
+_PROBE = "profile.session.install"
 
 
 def _chain_on() -> None:
@@ -40,35 +39,36 @@ def _chain_on() -> None:
 def _is_rank() -> bool:
     """Returns whether this process is the command itself, or a child of it: a rank of torchrun."""
     launcher = os.environ.get("STOKER_LAUNCHER_PID")
-    return bool(launcher) and launcher in (str(os.getppid()), _grandparent())
-
-
-def _grandparent() -> str:
-    try:
+    parents = [str(os.getppid())]
+    with contextlib.suppress(OSError):
         with open(f"/proc/{os.getppid()}/stat", encoding="utf-8", errors="replace") as file:
             # The name, in parentheses, may contain anything: count from its end.
-            return file.read().rpartition(")")[2].split()[1]
-    except OSError:
-        return ""
+            parents.append(file.read().rpartition(")")[2].split()[1])
+    return launcher in parents
 
 
-def _rank() -> int:
-    # Lightning's children, which it starts itself, have no RANK.
-    return int(os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or 0)
+def _settings() -> "dict[str, object]":
+    """Returns the content of the run's run.json, without stoker; empty: there is none."""
+    run = os.environ.get("STOKER_RUN", "")
+    if not run:
+        return {}
+    # Here: most processes need no parser.
+    import json
 
-
-def _cut(text: str) -> str:
-    half = _MAX_CHARACTERS // 2
-    if len(text) <= 2 * half:
-        return text
-    return f"{text[:half]}\n[...]\n{text[-half:]}"
+    try:
+        if not run.startswith("{"):
+            with open(run, encoding="utf-8") as file:
+                run = file.read()
+        return dict(json.loads(run))
+    except (OSError, ValueError):
+        # Whoever needs the settings says what is wrong with them.
+        return {}
 
 
 def _without_secrets(text: str) -> str:
     """Hides the values of secrets, as `stoker.records.secrets.hidden`; this Python may lack it."""
-    import json
-
-    for name in json.loads(os.environ.get("STOKER_SECRET_NAMES") or "[]"):
+    names = _settings().get("secret_names")
+    for name in names if isinstance(names, list) else ():
         value = os.environ.get(name, "")
         for part in (value, *value.splitlines()):
             if len(part.strip()) >= 6:
@@ -77,42 +77,31 @@ def _without_secrets(text: str) -> str:
 
 
 def _keep_failures() -> None:
-    output = os.environ.get("STOKER_OUTPUT")
-    if not output:
+    file = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if not file:
         return
-    if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":
-        # A failure of an earlier attempt is not the cause of this one's end.
-        with contextlib.suppress(OSError):
-            os.remove(os.path.join(output, f"failure-rank{_rank()}.json"))
     previous = sys.excepthook
 
-    def write(
-        kind: type[BaseException], error: BaseException, trace: "TracebackType | None"
-    ) -> None:
-        import json
+    def write(error: BaseException) -> None:
+        import time
         import traceback
 
-        rank = _rank()
-        failure = {
-            "rank": rank,
-            "host": os.environ.get("STOKER_HOST", ""),
-            "type": kind.__name__,
-            "message": _cut(_without_secrets(str(error))),
-            "traceback": _cut(
-                _without_secrets("".join(traceback.format_exception(kind, error, trace)))
-            ),
+        text = "".join(traceback.format_exception(error))
+        more = {
+            "py_callstack": _without_secrets(text)[-_MAX_CHARACTERS:],
+            "timestamp": str(int(time.time())),
+            # Lightning's children, which it starts itself, have no RANK.
+            "rank": int(os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or 0),
         }
-        path = os.path.join(output, f"failure-rank{rank}.json")
-        # Renamed when complete: the launcher may read it at any time.
-        with open(f"{path}.{os.getpid()}", "w", encoding="utf-8", errors="replace") as file:
-            json.dump(failure, file)
-        os.replace(f"{path}.{os.getpid()}", path)
+        message = f"{type(error).__name__}: {_without_secrets(str(error))[:_MAX_CHARACTERS]}"
+        # As torch's own `record` writes it.
+        _write(file, {"message": {"message": message, "extraInfo": more}})
 
     def keep(
         kind: type[BaseException], error: BaseException, trace: "TracebackType | None"
     ) -> None:
         if not issubclass(kind, KeyboardInterrupt):
-            _guarded(lambda: write(kind, error, trace))
+            _guarded(lambda: write(error))
         previous(kind, error, trace)
 
     sys.excepthook = keep
@@ -172,41 +161,33 @@ def _when_imported(modules: "Sequence[str]", kind: str, install: str, **options:
 
         module, _, function = install.rpartition(".")
         try:
-            _hide_users_modules()
             patch = getattr(import_module(f"stoker.{module}"), function)
             patch(getattr(sys.modules[modules[-1]], kind), **options)
         except Exception as err:
             if install == _PROBE:
                 _record_modules(problem=f"{type(err).__name__}: {err}")
-            if install == _UNFED and isinstance(err, ImportError):
-                _watch_without_stoker(err)
-            is_told = os.environ.get("STOKER_HAS_DATA_GROUP") and isinstance(err, ImportError)
-            if not is_told or install == _PROBE:
-                raise
+            raise
 
     sys.meta_path.insert(0, _Finder(modules, call))
 
 
-def _hide_users_modules() -> None:
-    """Has stoker's modules import what is installed, though the script has files of such names."""
-    from stoker.host.installed import hide_users_modules
-
-    hide_users_modules()
-
-
 def _replace_loader() -> None:
-    replaced = os.environ.get("STOKER_REPLACE_DATALOADER")
-    if os.environ.get("STOKER_PROFILE"):
+    settings = _settings()
+    replaced = settings.get("replace_dataloader")
+    if "profile" in settings:
         _when_imported(_TORCH, "DataLoader", _PROBE)
         _when_imported(("stoker.feed.timed",), "TimedEpoch", "profile.timed_probe.install")
-        _when_imported(_STATEFUL, "StatefulDataLoader", "profile.phases.install_subclass")
-        _record_modules_at_exit()
+        _when_imported(_STATEFUL, "StatefulDataLoader", "profile.session.install_subclass")
+        # Child processes of multiprocessing belong to the process that started them.
+        if "--multiprocessing-fork" not in sys.orig_argv:
+            import atexit
+
+            pid = os.getpid()
+            atexit.register(lambda: _guarded(_record_modules) if os.getpid() == pid else None)
         return
     if os.environ.get("STOKER_OUTPUT"):
-        _when_imported(_TORCH, "DataLoader", _UNFED)
-        if os.environ.get("STOKER_HAS_DATA_GROUP"):
-            _tell_without_stoker_at_exit()
-    if replaced in ("1", "true", "auto"):
+        _when_imported(_TORCH, "DataLoader", "feed.rank_reports.install")
+    if replaced:
         is_auto = replaced == "auto"
         _when_imported(_TORCH, "DataLoader", "feed.replace.install", is_auto=is_auto)
         _when_imported(
@@ -214,90 +195,20 @@ def _replace_loader() -> None:
         )
 
 
-def _watch_without_stoker(err: ImportError) -> None:
-    """Counts a run's steps where its Python has no stoker, and tells the launcher of it."""
-    import atexit
-    from importlib import import_module
-
-    pid = os.getpid()
-    steps = 0
-
-    def before_step(*_: object) -> None:
-        nonlocal steps
-        steps += 1
-        if steps == 1:
-            _guarded(lambda: _tell_without_stoker(err, steps=1))
-
-    def at_exit() -> None:
-        # A forked child inherits the handler, and must not write.
-        if os.getpid() == pid:
-            _guarded(lambda: _tell_without_stoker(err, steps=steps))
-
-    hooks = import_module("torch.optim.optimizer")
-    hooks.register_optimizer_step_pre_hook(before_step)
-    # Registered last, so called before the handler of `_tell_without_stoker_at_exit`.
-    atexit.register(at_exit)
-
-
-def _tell_without_stoker_at_exit() -> None:
-    """Makes a process whose Python has no stoker say so at exit: it may not use torch."""
-    import atexit
-
-    def tell() -> None:
-        if os.getpid() != pid or "stoker" in sys.modules:
-            return
-        from importlib.util import find_spec
-
-        path = os.path.join(os.environ.get("STOKER_OUTPUT", ""), f"loading-{pid}.json")
-        if find_spec("stoker") is None and not os.path.exists(path):
-            _tell_without_stoker(ModuleNotFoundError("No module named 'stoker'"), steps=0)
-
-    # Child processes of multiprocessing belong to the process that started them.
-    if "--multiprocessing-fork" not in sys.orig_argv:
-        pid = os.getpid()
-        atexit.register(lambda: _guarded(tell))
-
-
-def _tell_without_stoker(err: ImportError, *, steps: int) -> None:
-    """Writes what `feed.rank_reports` reads, and after a step what releases the data hosts."""
+def _write(name: str, document: "dict[str, object]") -> None:
     import json
 
-    folder = os.environ.get("STOKER_OUTPUT", "")
-    if not os.path.isdir(folder):
-        return
-    python = {
-        "python": sys.executable,
-        "version": ".".join(map(str, sys.version_info[:3])),
-        "problem": f"{type(err).__name__}: {err}",
-    }
-    files = {f"loading-{os.getpid()}.json": {"optimizer_steps": steps, "has_optimizer": steps > 0}}
-    if steps == 1:
-        rank = _rank()
-        files[f"unfed-rank{rank}.json"] = {"rank": rank}
-    for name, facts in files.items():
-        path = os.path.join(folder, name)
-        # Renamed when complete: the launcher may read it at any time.
-        with open(f"{path}.new", "w", encoding="utf-8", errors="replace") as file:
-            json.dump({**facts, **python}, file)
-        os.replace(f"{path}.new", path)
-
-
-def _record_modules_at_exit() -> None:
-    """Makes each process of a profile record its modules at exit, as it may not use torch."""
-    import atexit
-
-    # Child processes of multiprocessing belong to the process that started them.
-    if "--multiprocessing-fork" not in sys.orig_argv:
-        pid = os.getpid()
-        atexit.register(lambda: _guarded(_record_modules) if os.getpid() == pid else None)
+    path = os.path.join(os.environ.get("STOKER_OUTPUT", ""), name)
+    # Renamed when complete: the launcher may read it at any time.
+    with open(f"{path}.{os.getpid()}", "w", encoding="utf-8", errors="replace") as file:
+        json.dump(document, file)
+    os.replace(f"{path}.{os.getpid()}", path)
 
 
 def _record_modules(problem: str = "") -> None:
-    import json
-
-    folder = os.environ.get("STOKER_OUTPUT", "")
-    path = os.path.join(folder, f"seen-{os.getpid()}.json")
-    if not os.path.isdir(folder) or (os.path.exists(path) and not problem):
+    """Writes the modules of a process of a profile, as it may not use torch."""
+    name = f"seen-{os.getpid()}.json"
+    if os.path.exists(os.path.join(os.environ.get("STOKER_OUTPUT", ""), name)) and not problem:
         return
     loaders: list[str] = []
     # A Python without stoker has none.
@@ -308,8 +219,7 @@ def _record_modules(problem: str = "") -> None:
     # Whole packages, and parts of namespaces that packages share.
     packages = {name.partition(".")[0] for name in sys.modules}
     packages |= {"nvidia.dali", "torchdata.nodes"} & sys.modules.keys()
-    with open(path, "w", encoding="utf-8", errors="replace") as file:
-        json.dump({"packages": sorted(packages), "problem": problem, "loaders": loaders}, file)
+    _write(name, {"packages": sorted(packages), "problem": problem, "loaders": loaders})
 
 
 def _abort_with_mpi() -> None:
@@ -342,19 +252,6 @@ def _write_stacks_on_signal() -> None:
         faulthandler.register(SIGURG, file=2, all_threads=True)
 
 
-def _choose_backend() -> None:
-    backend = os.environ.get("STOKER_BACKEND", "")
-
-    def choose() -> None:
-        _hide_users_modules()
-        from stoker.launch.strategies.smddp import install
-
-        install(backend)
-
-    if backend:
-        sys.meta_path.insert(0, _Finder(_TORCH, choose))
-
-
 def _guarded(function: "Callable[[], None]") -> None:
     try:
         function()
@@ -372,4 +269,3 @@ if os.environ.get("STOKER_LAUNCHER_PID"):
     # At any depth: the trainer may be started by a script's script.
     _guarded(_write_stacks_on_signal)
     _guarded(_replace_loader)
-    _guarded(_choose_backend)

@@ -1,4 +1,4 @@
-"""Reads an HDF5 file that the dataset opened in its constructor, by a group and a dataset of it."""
+"""Reads an HDF5 file that the dataset opened in its constructor."""
 
 import tempfile
 from pathlib import Path
@@ -11,14 +11,13 @@ import zoo
 class Rows(torch.utils.data.Dataset[tuple[torch.Tensor, int]]):
     def __init__(self, path: Path) -> None:
         self.file = h5py.File(path, "r")
-        self.images = self.file["images"]
-        self.labels = self.file["labels/numbers"]
 
     def __len__(self) -> int:
-        return len(self.images)
+        return len(self.file["images"])
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        return torch.from_numpy(self.images[index]), int(self.labels[index])
+        image = torch.from_numpy(self.file["images"][index])
+        return image, int(self.file["labels/numbers"][index])
 
 
 def main() -> None:

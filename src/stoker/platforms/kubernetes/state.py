@@ -1,61 +1,43 @@
-"""A run in the cluster: its jobs, their state, and the records kept of them."""
+"""What the cluster says of a run: its jobs, its pods, and the profile that is kept there."""
 
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from itertools import chain
 from typing import Literal
 
-from stoker.errors import ServiceError
 from stoker.logs import now_utc
 from stoker.platforms.kubernetes.api import (
     CONFIG_MAPS,
     JOBSETS,
-    OF_KIND,
     TRAINJOBS,
     ClusterApi,
     Resource,
     name_of,
-    number,
-    text,
+    uid_of,
 )
-from stoker.platforms.kubernetes.layout import (
+from stoker.platforms.kubernetes.pods import (
+    COMPLETION_INDEX,
     MANAGED_BY_LABEL,
-    PIPELINE_RUN_ANNOTATION,
-    RUN_ANNOTATION,
-    WORKLOAD_NAME_ANNOTATION,
-    ObjectNames,
-    finished_map,
-    profiles_map,
+    PIPELINE_RUN_LABEL,
+    REPLICATED_JOB_LABEL,
+    RESTARTS_ANNOTATION,
+    WORKLOAD_LABEL,
+    PodGroup,
+    object_name,
 )
-from stoker.platforms.kubernetes.request import KubernetesRequest
-from stoker.records import Json, is_run_of
-from stoker.records.base import Document, item_at, mapping, mappings, texts
+from stoker.records import Json
+from stoker.records.base import Document, item_at, mapping, mappings, text
 from stoker.repeat import Suppressed
 
 Phase = Literal["suspended", "running", "succeeded", "failed"]
 
-# The jobs of all runs.
-_OURS = {"labelSelector": f"{MANAGED_BY_LABEL}=stoker"}
-POLL_SECONDS = 1.0
-# Runs of a workload whose records are kept; and bytes, of the 1 MiB that a ConfigMap may have.
-# A pipeline's run may train for each item of a loop.
-KEPT_RUNS = 50
-_KEPT_BYTES = 900 << 10
-
-
-def resource_of(document: Document) -> Resource:
-    return OF_KIND[text(document, "kind")]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ObjectState:
+class JobStatus:
     """State of a job in its cluster.
 
     Attributes:
         phase: running also while pods wait for nodes.
         reason: Kubernetes' word for the phase, such as FailedJobs; empty without one.
-        restarts: Number of restarts of all pods.
         is_deleted: Whether its deletion has begun.
     """
 
@@ -63,7 +45,6 @@ class ObjectState:
     phase: Phase
     reason: str = ""
     message: str = ""
-    restarts: int = 0
     is_deleted: bool = False
 
     @property
@@ -71,57 +52,127 @@ class ObjectState:
         return self.phase in ("succeeded", "failed")
 
 
-def job_state(document: Document) -> ObjectState:
-    described = mapping(document, "metadata")
-    phase, condition = _phase(document)
-    return ObjectState(
-        uid=text(described, "uid"),
+def job_status(document: Document) -> JobStatus:
+    held = {
+        text(condition, "type"): condition
+        for condition in mappings(document, "status", "conditions")
+        if condition.get("status") == "True"
+    }
+    phase: Phase = "running"
+    condition: Document = {}
+    # Completed is a JobSet's, Complete a TrainJob's.
+    ends: dict[str, Phase] = {
+        "Completed": "succeeded",
+        "Complete": "succeeded",
+        "Failed": "failed",
+        "Suspended": "suspended",
+    }
+    for kind, of_kind in ends.items():
+        if kind in held:
+            phase, condition = of_kind, held[kind]
+            break
+    # Kueue suspends a job by its spec; the controller's condition follows.
+    if phase == "running" and item_at(document, "spec", "suspend") is True:
+        phase = "suspended"
+    return JobStatus(
+        uid=uid_of(document),
         phase=phase,
         reason=text(condition, "reason"),
         message=text(condition, "message"),
-        restarts=number(mapping(document, "status"), "restarts"),
-        is_deleted="deletionTimestamp" in described,
+        is_deleted="deletionTimestamp" in mapping(document, "metadata"),
     )
 
 
-def _phase(document: Document) -> tuple[Phase, Document]:
-    status = mapping(document, "status")
-    held = {
-        text(condition, "type"): condition
-        for condition in mappings(status, "conditions")
-        if condition.get("status") == "True"
-    }
-    # Completed is a JobSet's, Complete a TrainJob's.
-    ends = ("Completed", "Complete", "Failed")
-    end = next((kind for kind in ends if kind in held), text(status, "terminalState"))
-    if end in ends:
-        return "failed" if end == "Failed" else "succeeded", held.get(end, {})
-    # Kueue suspends a job by its spec; the controller's condition follows.
-    if "Suspended" in held or item_at(document, "spec", "suspend") is True:
-        return "suspended", held.get("Suspended", {})
-    return "running", {}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodStatus:
+    """State of a pod of the run.
 
-
-def object_reference(document: Document, *, is_waited_for: bool) -> Document:
-    """Returns an object as an owner, which `is_waited_for` if it goes only after what it owns.
-
-    A new owner of its name then finds nothing of the old one.
+    Attributes:
+        host: Stable name of this place in the group; a pod's replacement has another name.
+        attempt: Attempt of the whole job.
+        image_digest: Digest of the image that its container runs.
+        is_started: Whether its container has, or had, a process.
+        is_running: Whether its container runs, and the pod is not being deleted.
+        is_final: Whether nothing of it runs any more.
+        waiting: Why its container does not run, as Kubernetes' reason: ImagePullBackOff.
+        message: The cluster's words on why it has no node, or why its container waits.
+        is_unschedulable: Whether no node can run it now.
+        lost: Why it was lost: evicted, preempted, its node lost.
+        end: Kubernetes' state `terminated` of its container; empty if it has none.
     """
+
+    name: str
+    uid: str
+    group: PodGroup
+    host: str
+    index: int
+    attempt: int
+    node: str
+    created_at: str
+    image_digest: str
+    is_started: bool
+    is_running: bool
+    is_final: bool
+    waiting: str
+    message: str
+    is_unschedulable: bool
+    lost: str
+    end: Document
+
+    @property
+    def exit_code(self) -> int | None:
+        code = self.end.get("exitCode")
+        return code if isinstance(code, int) else None
+
+
+def pod_status(document: Document, groups: Mapping[str, PodGroup], *, run: str) -> PodStatus | None:
+    """Returns the state of a pod; None if it is in none of the groups (by replicated job)."""
     metadata = mapping(document, "metadata")
-    reference = {key: text(document, key) for key in ("apiVersion", "kind")}
-    reference |= {key: text(metadata, key) for key in ("name", "uid")}
-    if is_waited_for:
-        return {**reference, "blockOwnerDeletion": True}
-    return reference
+    status = mapping(document, "status")
+    labels = mapping(metadata, "labels")
+    group = groups.get(text(labels, REPLICATED_JOB_LABEL))
+    if group is None:
+        return None
+    index = int(text(labels, COMPLETION_INDEX) or 0)
+    containers = mappings(status, "containerStatuses")
+    container = next((each for each in containers if text(each, "name") == group.job), {})
+    state = mapping(container, "state")
+    is_running = bool(mapping(state, "running"))
+    unscheduled = _condition(status, "PodScheduled", "False")
+    is_unschedulable = text(unscheduled, "reason") == "Unschedulable"
+    # Since Kubernetes 1.26.
+    disrupted = _condition(status, "DisruptionTarget", "True")
+    return PodStatus(
+        name=name_of(document),
+        uid=uid_of(document),
+        group=group,
+        host=f"{run}-{group.job}-0-{index}",
+        index=index,
+        attempt=int(text(labels, RESTARTS_ANNOTATION) or 0),
+        node=text(document, "spec", "nodeName"),
+        created_at=text(metadata, "creationTimestamp"),
+        image_digest=text(container, "imageID").rpartition("@")[2],
+        # One with a last state is about to be restarted.
+        is_started=is_running or "terminated" in state or bool(mapping(container, "lastState")),
+        is_running=is_running and "deletionTimestamp" not in metadata,
+        is_final=text(status, "phase") in ("Succeeded", "Failed"),
+        waiting=text(state, "waiting", "reason"),
+        message=text(unscheduled, "message") or text(state, "waiting", "message"),
+        is_unschedulable=is_unschedulable,
+        lost=": ".join(filter(None, (text(disrupted, "reason"), text(disrupted, "message")))),
+        end=mapping(state, "terminated"),
+    )
 
 
-def owners_of(document: Document) -> list[Document]:
-    return mappings(document, "metadata", "ownerReferences")
+def _condition(status: Document, kind: str, value: str) -> Document:
+    conditions = mappings(status, "conditions")
+    return next((c for c in conditions if (c.get("type"), c.get("status")) == (kind, value)), {})
 
 
-def owned(document: Document, owners: Sequence[Document]) -> Document:
-    metadata = {**mapping(document, "metadata"), "ownerReferences": owners}
-    return {**document, "metadata": metadata}
+def by_host(pods: Iterable[PodStatus]) -> dict[tuple[str, int], PodStatus]:
+    """Returns the last pod of each host, by its group's name and its number."""
+    ordered = sorted(pods, key=lambda pod: (pod.attempt, pod.created_at))
+    return {(pod.group.group.name, pod.index): pod for pod in ordered}
 
 
 def delete_and_wait(
@@ -130,157 +181,62 @@ def delete_and_wait(
     """Deletes an object after what it owns; returns whether it was gone in `seconds`."""
     deadline = cluster.clock() + seconds
     cluster.delete(resource, name, uid=uid)
-    while (left := cluster.find(resource, name)) is not None:
-        # Deleted, and made again under its name.
-        if text(left, "metadata", "uid") != uid:
-            return True
+    # Another uid: deleted, and made again under its name.
+    while uid_of(cluster.find(resource, name)) == uid:
         if cluster.clock() >= deadline:
             return False
-        cluster.sleep(POLL_SECONDS)
+        cluster.sleep(1.0)
     return True
 
 
-def jobs_of_run(
-    cluster: ClusterApi, resource: Resource, run: str, *, run_id: str = "", workload: str = ""
-) -> Iterator[Document]:
-    """Yields the existing jobs of a run, one for each attempt.
+def annotation_of(document: Document | None, key: str) -> str:
+    return text(document, "metadata", "annotations", key)
 
-    With the id of a pipeline's run, which may train others, its jobs of the workload count, too.
+
+def delete_jobs(cluster: ClusterApi, run_id: str, *, workload: str = "") -> list[str]:
+    """Deletes the jobs of a pipeline's run, without a wait; returns kind and name of each.
+
+    A JobSet that has ended stays until its TTL; a TrainJob has none.
+
+    Args:
+        cluster: Where they are.
+        run_id: Id of the pipeline's run, which may train several workloads.
+        workload: Name of the one whose jobs are meant; empty: all.
     """
-    jobs: list[Document] = []
-    # The cluster may not know the kind.
-    with Suppressed("missing"):
-        jobs, _ = cluster.list(resource, query=_OURS)
-    for job in jobs:
-        is_workloads = bool(workload) and _annotation(job, WORKLOAD_NAME_ANNOTATION) == workload
-        if (is_workloads and _is_step_of(job, run_id)) or _annotation(job, RUN_ANNOTATION) == run:
-            yield job
-
-
-def delete_jobs_of(cluster: ClusterApi, run_id: str) -> list[str]:
-    """Deletes a pipeline run's unfinished jobs, without a wait; returns kind and name of each."""
+    selector = f"{PIPELINE_RUN_LABEL}={run_id}"
+    if workload:
+        selector += f",{WORKLOAD_LABEL}={workload}"
     deleted = []
-    refusals = []
     for resource in (JOBSETS, TRAINJOBS):
-        try:
-            jobs, _ = cluster.list(resource, query=_OURS)
-        except ServiceError as err:
-            # A cluster need not have both, nor a Role rights on both.
-            if err.kind not in ("missing", "denied"):
-                raise
-            refusals.append(err)
-            continue
-        for job in jobs:
-            state = job_state(job)
-            name = name_of(job)
-            is_its = _is_step_of(job, run_id) or is_run_of(_annotation(job, RUN_ANNOTATION), run_id)
-            if is_its and not (state.has_ended or state.is_deleted):
-                cluster.delete(resource, name, uid=state.uid)
-                deleted.append(f"{job.get('kind') or resource.plural} {name}")
-    if len(refusals) > 1:
-        raise refusals[0]
+        # A cluster need not have both, nor a Role rights on both.
+        with Suppressed("missing", "denied"):
+            for job in cluster.list(resource, label_selector=selector):
+                if resource == TRAINJOBS or not job_status(job).has_ended:
+                    cluster.delete(resource, name_of(job), uid=uid_of(job))
+                    deleted.append(f"{resource.plural} {name_of(job)}")
     return deleted
 
 
-def _is_step_of(job: Document, run_id: str) -> bool:
-    return bool(run_id) and _annotation(job, PIPELINE_RUN_ANNOTATION) == run_id
-
-
-def run_of(job: Document) -> str:
-    """Returns the name of the run that a job is an attempt of."""
-    return _annotation(job, RUN_ANNOTATION)
-
-
-def _annotation(job: Document, key: str) -> str:
-    return text(job, "metadata", "annotations", key)
-
-
-def uids_of_run(cluster: ClusterApi, request: KubernetesRequest) -> list[str]:
-    jobs = jobs_of_run(cluster, resource_of(request.main), request.job.run_name)
-    return [job_state(job).uid for job in jobs]
-
-
-def records_of(cluster: ClusterApi, job: str) -> dict[str, str]:
-    """Returns the records that were kept with a job, by name."""
-    data = mapping(cluster.find(CONFIG_MAPS, ObjectNames(job).records), "data")
-    return {name: text(data, name) for name in data}
-
-
-def finished_record(cluster: ClusterApi, workload: str, run: str, *, request_sha256: str) -> str:
-    """Returns the record of a finished run; empty if unknown, or another request's."""
-    entry = _entries(cluster, workload).get(run, {})
-    return text(entry, "record") if entry.get("request_sha256") == request_sha256 else ""
-
-
-def told_jobs(cluster: ClusterApi, workload: str) -> frozenset[str]:
-    """Returns the uids of a workload's jobs whose end is recorded."""
-    entries = _entries(cluster, workload).values()
-    return frozenset(chain.from_iterable(texts(entry, "jobs") for entry in entries))
-
-
-def _entries(cluster: ClusterApi, workload: str) -> dict[str, Document]:
-    kept = mapping(cluster.find(CONFIG_MAPS, finished_map(workload)), "data")
-    return {run: _entry(text(kept, run)) for run in kept}
-
-
-def keep_finished(
-    cluster: ClusterApi,
-    workload: str,
-    run: str,
-    *,
-    request_sha256: str,
-    jobs: Sequence[str],
-    record: str,
-) -> None:
-    """Keeps the record of a finished run (empty: it left none) beyond its jobs, given by uid.
-
-    Deletes the oldest ones.
-    """
-    facts = {"request_sha256": request_sha256, "when": now_utc(), "record": record}
-    entry = json.dumps({**facts, "jobs": list(jobs)}, sort_keys=True)
-    _keep_entry(cluster, finished_map(workload), run, entry)
-
-
-def kept_profile(cluster: ClusterApi, workload: str, key: str) -> str:
-    """Returns the profile that was kept under a key, as JSON; empty: none."""
-    kept = mapping(cluster.find(CONFIG_MAPS, profiles_map(workload)), "data")
-    return text(_entry(text(kept, key)), "record")
+def kept_profile(cluster: ClusterApi, workload: str, key: str) -> tuple[str, str]:
+    """Returns the profile that was kept under a key, as JSON, and when; empty texts: none."""
+    kept = mapping(cluster.find(CONFIG_MAPS, _profile_name(workload)), "data")
+    if text(kept, "key") != key:
+        return "", ""
+    return text(kept, "record"), text(kept, "when")
 
 
 def keep_profile(cluster: ClusterApi, workload: str, key: str, record: str) -> None:
-    """Keeps a profile under a key; deletes the oldest ones."""
-    entry = json.dumps({"when": now_utc(), "record": record}, sort_keys=True)
-    _keep_entry(cluster, profiles_map(workload), key, entry)
+    """Keeps a workload's newest profile, in place of the one before."""
+    name = _profile_name(workload)
+    data: Json = {"key": key, "when": now_utc(), "record": record}
+    metadata: Json = {"name": name, "labels": {MANAGED_BY_LABEL: "stoker"}}
+    with Suppressed("taken"):
+        cluster.create(
+            {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
+        )
+        return
+    cluster.patch(CONFIG_MAPS, name, {"data": data})
 
 
-def _keep_entry(cluster: ClusterApi, map_name: str, key: str, entry: str) -> None:
-    """Writes an entry of a ConfigMap, and takes away the oldest ones beyond its room."""
-    before = cluster.find(CONFIG_MAPS, map_name)
-    others = {name: str(value) for name, value in mapping(before, "data").items() if name != key}
-    newest = sorted(others, key=lambda name: text(_entry(others[name]), "when"), reverse=True)
-    room = _KEPT_BYTES - len(entry.encode())
-    data: dict[str, Json] = {key: entry}
-    for place, name in enumerate(newest, 2):
-        room -= len(others[name].encode())
-        if place > KEPT_RUNS or room < 0:
-            # In a merge patch null takes a key away.
-            data[name] = None
-    if before is None:
-        document: Document = {
-            "apiVersion": "v1",
-            "kind": "ConfigMap",
-            "metadata": {"name": map_name, "labels": {MANAGED_BY_LABEL: "stoker"}},
-            "data": data,
-        }
-        # Another run may have made it by now.
-        with Suppressed("taken"):
-            cluster.create(CONFIG_MAPS, document)
-            return
-    cluster.patch(CONFIG_MAPS, map_name, {"data": data})
-
-
-def _entry(kept: str) -> Document:
-    try:
-        return mapping(json.loads(kept or "{}"))
-    except ValueError:
-        return {}
+def _profile_name(workload: str) -> str:
+    return f"stoker-{object_name(workload)}-profile"

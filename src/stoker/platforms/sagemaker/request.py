@@ -1,46 +1,81 @@
-"""The CreateTrainingJob request of a job: a pure value."""
+"""The CreateTrainingJob request of a job: a pure value, patched by the user and checked.
+
+`plan_request` is the way through this file. The service checks instance groups minutes after it was
+asked, or after a pipeline's first steps: the rules that nothing else tells in time are here.
+"""
 
 import hashlib
 import json
-from dataclasses import dataclass
-from pathlib import Path
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path, PurePosixPath
 
+from stoker.environment import RUN_FILE, RUN_VARIABLE, TOKEN_FILE, RunSettings
 from stoker.errors import UsageError
-from stoker.platforms.base import NOT_COMPARED, JobSpec
+from stoker.platforms.aws import service_model
+from stoker.platforms.base import (
+    MLFLOW_EXPERIMENT,
+    MLFLOW_URI,
+    NOT_COMPARED,
+    JobSpec,
+    check_container,
+    check_job,
+    groups_of_channel,
+    run_settings,
+)
 from stoker.platforms.patch import check_patch, mapping_of
-from stoker.platforms.sagemaker.batch_queue import queue_request
-from stoker.platforms.sagemaker.checks import check_body, check_secrets
-from stoker.platforms.sagemaker.job_checks import CODE_CHANNEL, TOKEN_CHANNEL, settings_of
-from stoker.platforms.sagemaker.pending import pending_limit
-from stoker.platforms.sagemaker.training_job import training_job
-from stoker.records import Json, SageMakerSettings, nearest
-from stoker.records.base import Document, item_at, mapping, mappings
+from stoker.records import Channel, Json, SageMakerSettings, nearest
+from stoker.records.base import Document, item_at, mapping, mappings, text
+from stoker.records.hyperparameters import encoded
 from stoker.records.platforms import patch_document
+from stoker.records.secrets import fetch_variables
+
+TOKEN_CHANNEL = "stoker_token"
+CODE_CHANNEL = "stoker_code"
+# The service's folders in every container.
+_INPUT = "/opt/ml/input/data"
+_CHECKPOINTS = "/opt/ml/checkpoints"
+# Of a profile. What the script saves in _CHECKPOINTS during it is not kept.
+_PROFILE_FOLDER = "/opt/ml/profile"
+# After its budget and this time, the service ends a profile. Downloads are included.
+_PROFILE_ALLOWANCE_SECONDS = 7200
+_DISK_GB = 100
+# For a host that breaks, but not for a job that always breaks.
+_MAX_RETRIES = 2
+_FILE_SYSTEM = re.compile(r"(efs|fsx)://(fs-[0-9a-f]{8,17})(/.*)")
+_NUMBER = r"([0-9.]+(?:e[-+]?[0-9]+)?)"
+# They read the rows of the launcher's log: interval row='{.."step_seconds":0.2,..}'.
+PROGRESS_METRICS: Sequence[Mapping[str, str]] = tuple(
+    {"Name": f"stoker:{key}", "Regex": rf' interval row=.*"{key}":{_NUMBER}'}
+    for key in (
+        *("step_seconds", "wait_seconds", "whole_step_seconds"),
+        *("spent_usd", "gpu_utilization"),
+    )
+)
 
 REQUEST_TAG = "stoker:request-sha256"
-WORKLOAD_TAG = "stoker:workload-sha256"
 # Paths of the request that `sagemaker.request` cannot set, and what to do instead.
 RESERVED = {
     "TrainingJobName": "use --name",
     "RoleArn": "use sagemaker.role",
     "AlgorithmSpecification TrainingImage": "use the workload's key image",
     "AlgorithmSpecification AlgorithmName": "use the workload's key image",
-    "AlgorithmSpecification ContainerEntrypoint": "use sagemaker.entrypoint",
+    "AlgorithmSpecification ContainerEntrypoint": "use the workload's key command",
     "AlgorithmSpecification ContainerArguments": "use the workload's key command",
     "AlgorithmSpecification TrainingInputMode": "use mode of the workload's key channels",
-    "ResourceConfig Instance*": "the plan decides on the hosts",
-    "ResourceConfig SelectedInstance*": "the plan decides on the hosts",
+    "ResourceConfig InstanceGroups": "the plan decides on the hosts",
+    "ResourceConfig InstanceType": "the plan decides on the hosts",
+    "ResourceConfig InstanceCount": "the plan decides on the hosts",
     f"InputDataConfig {TOKEN_CHANNEL}": "",
     f"InputDataConfig {CODE_CHANNEL}": "use sagemaker.source",
     "InputDataConfig * DataSource": "use the workload's key channels",
     "InputDataConfig * InputMode": "use mode of the workload's key channels",
-    "InputDataConfig * RecordWrapperType": "use record_wrapper of the workload's key channels",
     "OutputDataConfig S3OutputPath": "use sagemaker.output_uri",
     "StoppingCondition MaxRuntimeInSeconds": "use sagemaker.max_run_seconds",
     "HyperParameters": "use the workload's key hyperparameters",
     "CheckpointConfig": "use sagemaker.checkpoint_uri",
     "MlflowConfig": "use the workload's key tracking",
-    "TensorBoardOutputConfig": "use the workload's key tracking",
     "Environment STOKER_*": "use the workload's keys instead of stoker's variables",
     "Tags stoker:*": "choose another key",
 }
@@ -52,23 +87,23 @@ class SageMakerRequest:
 
     Attributes:
         body: CreateTrainingJob's, without secrets.
-        queued: SubmitServiceJob's, which contains it; None: the job starts at once.
-        token_uri: Address of the run's token, which is deleted at the end.
+        token_uri: Address of the run's token, which is deleted at the end, with what is beside it.
+        settings: Content of run.json, which is written beside it.
         code_uri: Address of the packed folder `code_folder`.
         code_folder: None if the code is in the image, or already packed.
     """
 
     job: JobSpec
     body: Document
-    queued: Document | None = None
     token_uri: str
+    settings: RunSettings = field(default_factory=RunSettings)
     code_uri: str | None = None
     code_folder: Path | None = None
 
 
 def plan_request(job: JobSpec) -> SageMakerRequest:
     """Returns the request for `job`, without a call; raises UsageError for one to be refused."""
-    settings = settings_of(job)
+    settings = _settings_of(job)
     folder = f"{settings.output_uri.rstrip('/')}/{job.name}"
     code_uri = code = settings.source
     code_folder = None
@@ -77,62 +112,286 @@ def plan_request(job: JobSpec) -> SageMakerRequest:
         code_uri = f"{folder}/{CODE_CHANNEL}/code.tar.gz"
         # The whole folder: as a prefix, an object's name could match other objects, too.
         code = f"{folder}/{CODE_CHANNEL}/"
-    planned = training_job(job, settings, folder=folder, code=code, code_uri=code_uri)
+    planned = _training_job(job, settings, folder=folder, code=code)
     patch = patch_document(settings.request)
-    check_patch(patch, planned, key="sagemaker.request", reserved=RESERVED)
+    check_patch(patch, key="sagemaker.request", reserved=RESERVED)
     body = mapping_of(planned, patch)
-    for channel in mappings(body, "InputDataConfig"):
-        if "DataSource" not in channel:
-            name = str(channel["ChannelName"])
-            raise UsageError(
-                f"unknown channel {name}",
-                where=f"key sagemaker.request.InputDataConfig[{name}]",
-                fix=nearest(name, list(job.channels)),
-            )
-    body["Environment"] = dict(sorted(mapping(body, "Environment").items()))
-    body["Tags"] = _tags(body, job)
-    _add_pending_limit(body, job, settings)
-    check_secrets(job, settings, mapping(body, "Environment"))
+    resources = mapping(body, "ResourceConfig")
+    if "InstancePreferences" in resources:
+        # The service takes the first of these types that has hosts, and no other one.
+        body["ResourceConfig"] = {k: v for k, v in resources.items() if k != "InstanceType"}
+    run = _settings_of_run(job, settings, code_uri=code_uri)
+    body["Tags"] = [*mappings(body, "Tags"), {"Key": REQUEST_TAG, "Value": _digest(body, run)}]
+    _check_secrets(job, mapping(body, "Environment"))
     check_body(body)
-    queued = None
-    if settings.queue:
-        queued = queue_request(
-            settings.queue, body, has_checkpoints=bool(body.get("CheckpointConfig"))
-        )
     return SageMakerRequest(
         job=job,
         body=body,
-        queued=queued,
-        token_uri=f"{folder}/{TOKEN_CHANNEL}/token",
+        token_uri=f"{folder}/{TOKEN_CHANNEL}/{TOKEN_FILE}",
+        settings=run,
         code_uri=code_uri if code_folder else None,
         code_folder=code_folder,
     )
 
 
-def _tags(body: Document, job: JobSpec) -> list[Json]:
-    """Returns the tags of a request, by their keys, with those by which it is found again."""
-    tags: list[Json] = [*mappings(body, "Tags"), {"Key": REQUEST_TAG, "Value": body_digest(body)}]
-    if job.settings.workload_sha256:
-        tags.append({"Key": WORKLOAD_TAG, "Value": job.settings.workload_sha256})
-    return sorted(tags, key=lambda tag: str(item_at(tag, "Key")))
+def _settings_of(job: JobSpec) -> SageMakerSettings:
+    """Returns the settings for SageMaker of a job; raises UsageError if it cannot run there."""
+    settings = job.platform_settings.sagemaker
+    if settings is None:
+        raise UsageError(
+            "the workload has no settings for SageMaker",
+            where=f"job {job.name}, key sagemaker",
+            fix="add sagemaker: {role: arn:aws:iam::ACCOUNT:role/NAME, output_uri: s3://...}",
+        )
+    check_container(job, platform="SageMaker")
+    check_job(job)
+    for name, channel in job.channels.items():
+        if not channel.uri.startswith("s3://") and file_system(channel.uri) is None:
+            raise UsageError(
+                f"SageMaker reads S3, EFS and FSx for Lustre, not {channel.uri}",
+                where=f"key channels.{name}.uri",
+                fix="copy the data there: aws s3 sync FOLDER s3://BUCKET/FOLDER, or name a file "
+                "system: efs://fs-0123456789abcdef0/FOLDER, fsx://fs-0123456789abcdef0/MOUNT",
+            )
+    source = settings.source or ""
+    if "://" in source and not re.fullmatch(r"s3://.+\.tar\.gz", source):
+        raise UsageError(
+            f"code comes from a folder or a .tar.gz in S3, not from {source}",
+            where="key sagemaker.source",
+            fix="name a folder: stoker packs and uploads it",
+        )
+    return settings
 
 
-def _add_pending_limit(body: dict[str, Json], job: JobSpec, settings: SageMakerSettings) -> None:
-    """Lets the service wait for hosts as long as stoker would; a queue and a profile do not."""
-    if settings.queue or job.settings.profile:
-        return
-    wait_seconds = job.wait_seconds
-    if wait_seconds is None:
-        wait_seconds = 60.0 * job.platform_settings.on_no_capacity.wait_minutes
-    limit = pending_limit(body, wait_seconds=wait_seconds)
-    if limit is not None:
-        stopping = mapping(body, "StoppingCondition")
-        body["StoppingCondition"] = {**stopping, "MaxPendingTimeInSeconds": limit}
+def _training_job(
+    job: JobSpec, settings: SageMakerSettings, *, folder: str, code: str | None
+) -> dict[str, Json]:
+    """Returns the body of CreateTrainingJob, before the user's patch.
+
+    Args:
+        job: The job.
+        settings: Its settings for SageMaker.
+        folder: Address of the job's folder for outputs.
+        code: Address of the channel that brings the code; None: it is in the image.
+    """
+    max_run_seconds = settings.max_run_seconds
+    if job.settings.profile:
+        allowed = int(job.settings.profile.budget_seconds) + _PROFILE_ALLOWANCE_SECONDS
+        max_run_seconds = min(max_run_seconds, allowed)
+    own = {TOKEN_CHANNEL: Channel(uri=f"{folder}/{TOKEN_CHANNEL}/")}
+    if code:
+        own[CODE_CHANNEL] = Channel(uri=code)
+    body: dict[str, Json] = {
+        "TrainingJobName": job.name,
+        "RoleArn": settings.role,
+        "AlgorithmSpecification": {
+            "TrainingImage": job.image,
+            # Required by the API; each channel has its own.
+            "TrainingInputMode": "File",
+            # In place of the image's ENTRYPOINT: the launcher has to come first.
+            "ContainerEntrypoint": ["stoker", "launch", "--"],
+            "ContainerArguments": list(job.command),
+            "MetricDefinitions": list(PROGRESS_METRICS),
+        },
+        "ResourceConfig": {**_hosts(job), "VolumeSizeInGB": _DISK_GB},
+        "InputDataConfig": _channels(job, {**dict(sorted(job.channels.items())), **own}),
+        "OutputDataConfig": {"S3OutputPath": settings.output_uri.rstrip("/")},
+        "StoppingCondition": {"MaxRuntimeInSeconds": max_run_seconds},
+        "Environment": _environment(job),
+        "EnableNetworkIsolation": False,
+        "EnableInterContainerTrafficEncryption": False,
+        "Tags": [],
+        "RetryStrategy": {"MaximumRetryAttempts": _MAX_RETRIES},
+    }
+    if hyperparameters := encoded(job.hyperparameters):
+        body["HyperParameters"] = hyperparameters
+    if job.settings.profile:
+        # Not the training's checkpoints, which a profile must not touch, nor its figures.
+        body["CheckpointConfig"] = {"S3Uri": f"{folder}/profile", "LocalPath": _PROFILE_FOLDER}
+        return body
+    if settings.checkpoint_uri:
+        # A folder for each run: in another run's it would continue a training that has ended.
+        kept = f"{settings.checkpoint_uri.rstrip('/')}/{job.run_name}"
+        body["CheckpointConfig"] = {"S3Uri": kept, "LocalPath": _CHECKPOINTS}
+    tracking = job.tracking
+    if tracking.is_managed:
+        mlflow: dict[str, Json] = {
+            "MlflowResourceArn": tracking.mlflow,
+            "MlflowExperimentName": tracking.experiment,
+            # Shared by all attempts of the run.
+            "MlflowRunName": job.run_name,
+        }
+        body["MlflowConfig"] = _without_none(mlflow)
+    return body
 
 
-def body_digest(body: Document) -> str:
-    """Returns a digest of the request without its tags, where the digest is kept."""
+def _hosts(job: JobSpec) -> dict[str, Json]:
+    """Returns the hosts of a job as the request's ResourceConfig names them."""
+    groups: list[Json] = [
+        {
+            "InstanceGroupName": group.name,
+            "InstanceType": f"ml.{group.instance_type.removeprefix('ml.')}",
+            "InstanceCount": group.count,
+        }
+        for group in job.groups
+    ]
+    if len(groups) > 1:
+        return {"InstanceGroups": groups}
+    return {k: v for k, v in mapping(groups[0]).items() if k != "InstanceGroupName"}
+
+
+def _channels(job: JobSpec, channels: Mapping[str, Channel]) -> list[Json]:
+    """Returns the request's InputDataConfig."""
+    groups = {
+        name: groups_of_channel(name, channel, job.groups) for name, channel in channels.items()
+    }
+    everyone: tuple[str, ...] = ()
+    if named := next((name for name, chosen in groups.items() if chosen), None):
+        # If one channel names groups, all have to.
+        everyone = tuple(group.name for group in job.groups)
+        mounted = next((n for n, channel in channels.items() if file_system(channel.uri)), None)
+        if mounted:
+            raise UsageError(
+                f"channel {mounted} is a file system, which all groups mount, but {named} names "
+                "groups: on SageMaker, all channels name groups or none does",
+                where=f"key channels.{named}.groups",
+                fix="leave the groups out",
+            )
+    return [_channel(name, channel, groups[name] or everyone) for name, channel in channels.items()]
+
+
+def _channel(name: str, channel: Channel, groups: Sequence[str]) -> dict[str, Json]:
+    if disk := file_system(channel.uri):
+        return {"ChannelName": name, "DataSource": {"FileSystemDataSource": disk}}
+    is_augmented = channel.data_type == "AugmentedManifestFile"
+    source: dict[str, Json] = {
+        "S3DataType": channel.data_type,
+        "S3Uri": channel.uri,
+        "S3DataDistributionType": channel.distribution,
+        "AttributeNames": list(channel.attribute_names or ()) or None,
+        "InstanceGroupNames": list(groups) or None,
+    }
+    described: dict[str, Json] = {
+        "ChannelName": name,
+        "DataSource": {"S3DataSource": _without_none(source)},
+        "InputMode": channel.mode,
+        "RecordWrapperType": "RecordIO" if is_augmented else None,
+    }
+    return _without_none(described)
+
+
+def file_system(uri: str) -> dict[str, Json] | None:
+    """Returns a read-only FileSystemDataSource for an efs:// or fsx:// address, else None."""
+    match = _FILE_SYSTEM.fullmatch(uri)
+    if not match:
+        return None
+    return {
+        "FileSystemId": match.group(2),
+        "FileSystemAccessMode": "ro",
+        "FileSystemType": "EFS" if match.group(1) == "efs" else "FSxLustre",
+        "DirectoryPath": match.group(3),
+    }
+
+
+def _without_none(values: Document) -> dict[str, Json]:
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def _environment(job: JobSpec) -> dict[str, Json]:
+    """Returns the Environment of `job`: the user's variables, stoker's, and secrets' addresses."""
+    variables: dict[str, Json] = {}
+    if job.tracking.is_managed and not job.settings.profile:
+        # With these `mlflow.log_metric` finds the managed MLflow.
+        named = {MLFLOW_URI: job.tracking.mlflow, MLFLOW_EXPERIMENT: job.tracking.experiment}
+        variables = {name: value for name, value in named.items() if value}
+    variables |= {**job.environment, **fetch_variables(job.secrets)}
+    variables[RUN_VARIABLE] = f"{_INPUT}/{TOKEN_CHANNEL}/{RUN_FILE}"
+    return dict(sorted(variables.items()))
+
+
+def _settings_of_run(
+    job: JobSpec, settings: SageMakerSettings, *, code_uri: str | None
+) -> RunSettings:
+    """Returns the content of the job's run.json; `code_uri` is the address of its code."""
+    code = Path(_INPUT, CODE_CHANNEL, PurePosixPath(code_uri).name) if code_uri else None
+    common = run_settings(job)
+    return replace(
+        common,
+        # The service names the only group itself.
+        roles=common.roles if len(job.groups) > 1 else {},
+        requirements=settings.requirements if code else "auto",
+        code_file=code,
+        profile_file=Path(_PROFILE_FOLDER, "profile.json") if job.settings.profile else None,
+    )
+
+
+def _digest(body: Document, settings: RunSettings) -> str:
+    """Returns a digest of the request and its run.json, without the tags, where it is kept."""
     content = {key: value for key, value in body.items() if key != "Tags"}
     variables = mapping(body, "Environment").items()
+    content["run"] = settings.to_compare()
     content["Environment"] = {name: text for name, text in variables if name not in NOT_COMPARED}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def channels_of(body: Document) -> list[tuple[str, Document]]:
+    """Returns name and description of each channel of a request or a described job."""
+    return [(text(c, "ChannelName"), c) for c in mappings(body.get("InputDataConfig"))]
+
+
+def _check_secrets(job: JobSpec, variables: Document) -> None:
+    """Refuses secrets that hosts could not read, or that the request sets in plain text."""
+    for name, source in job.secrets.items():
+        where = f"key secrets.{name}"
+        if source.arn is None:
+            raise UsageError(
+                f"on SageMaker the secret {name} needs an ARN",
+                where=where,
+                fix="add arn, of Secrets Manager or of a parameter in SSM",
+            )
+        if name in variables:
+            what = f"sagemaker.request.Environment sets the secret {name}"
+            raise UsageError(what, where=where, fix="leave it out there: it is plain text")
+
+
+def check_body(body: Document) -> None:
+    """Refuses a request by the API's model, its types, and the rules of instance groups."""
+    from botocore.validate import ParamValidator
+
+    model = service_model("sagemaker")
+    shape = model.operation_model("CreateTrainingJob").input_shape
+    where = "key sagemaker.request"
+    if wrong := ParamValidator().validate(body, shape).generate_report():
+        raise UsageError(
+            "CreateTrainingJob would refuse this: " + wrong.replace("\n", "; "),
+            where=where,
+            fix="see the API reference of CreateTrainingJob",
+        )
+    resources = mapping(body, "ResourceConfig")
+    groups = mappings(resources, "InstanceGroups")
+    # botocore checks neither upper limits nor enumerations.
+    types = tuple(model.shape_for("TrainingInstanceType").enum)
+    for hosts in groups or [resources]:
+        name = text(hosts, "InstanceType")
+        if name and name not in types:
+            fix = f"{nearest(name, types)}; if it is newer: pip install -U botocore"
+            group = text(hosts, "InstanceGroupName")
+            raise UsageError(
+                f"SageMaker has no instance type {name}",
+                where=f"group {group}" if group else where,
+                fix=fix,
+            )
+    most = int(model.shape_for("InstanceGroups").metadata["max"])
+    if len(groups) > most:
+        raise UsageError(
+            f"a job has at most {most} instance groups, found {len(groups)}",
+            where="the plan's groups",
+            fix="plan fewer groups: stoker decide proposes one data group",
+        )
+    is_warm = item_at(resources, "KeepAlivePeriodInSeconds")
+    if groups and (is_warm or body.get("EnableManagedSpotTraining")):
+        raise UsageError(
+            "managed spot and warm pools do not go with instance groups",
+            where=where,
+            fix="leave EnableManagedSpotTraining and KeepAlivePeriodInSeconds out",
+        )

@@ -1,0 +1,240 @@
+"""`stoker step NAME`: what the steps of a pipeline's definition run; no list of verbs shows them.
+
+A step has what a pipeline passes from step to step, and in Kubeflow its inputs and outputs as one
+JSON document (--executor-input). Its workload is whole: nothing is set in a step.
+"""
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from stoker.cli.options import (
+    Always,
+    AsJson,
+    Champion,
+    ExecutorInput,
+    Out,
+    Params,
+    RecordFile,
+    Report,
+    RunId,
+    Summary,
+    WorkloadIfAny,
+    Yes,
+)
+
+if TYPE_CHECKING:
+    from stoker.records import Profile
+
+app = typer.Typer()
+
+
+@app.command()
+def profile(
+    context: typer.Context,
+    workload: WorkloadIfAny = None,
+    *,
+    name: Annotated[str | None, typer.Option(metavar="NAME", help="Name of its jobs.")] = None,
+    run_id: RunId = None,
+    params: Params = None,
+    resolved: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="F", help="Write the workload with the run's parameters to this file."
+        ),
+    ] = None,
+    out: Out = None,
+    summary: Summary = None,
+    executor_input: ExecutorInput = None,
+    as_json: AsJson = False,
+    yes: Yes = False,
+) -> None:
+    """Apply a run's parameters, and get its profile.
+
+    The profile is the one that the parameter reuse_profile names, a kept one, or that of a job.
+
+    \b
+    stoker step profile w.yaml --name mnist-1 --param epochs=3 --resolved resolved.json
+    """
+    from stoker.parameters import parse
+    from stoker.pipelines.kubeflow import workload_text
+    from stoker.profile import explain
+    from stoker.records import write_json
+    from stoker.run.advising import measure, profile_of_run
+    from stoker.run.cost import todays_cluster
+    from stoker.run.folders import run_dir_of
+    from stoker.run.outputs import Outputs, deliver, read_step
+    from stoker.run.workloads import read_with_params
+
+    step = read_step(executor_input)
+    params = [*step.params, *(params or ())]
+    file = workload or step.workload
+    record = read_with_params(file, overrides=(), params=params)
+    if resolved:
+        write_json(resolved, record)
+    name = name or step.run_name(record, run_id)
+
+    def measured() -> "Profile":
+        return measure(
+            record,
+            cluster=todays_cluster(record),
+            run_dir=run_dir_of(record, name=name and f"{name}-profile", kind="profile"),
+            may_go_on=bool(name),
+            again=shlex.join(["stoker", *context.obj]),
+            quiet=as_json,
+            assume_yes=yes,
+        )
+
+    given = parse(params, workload=record).get("reuse_profile", "")
+    found = profile_of_run(record, given=given, measure=measured, quiet=as_json)
+    deliver(
+        found,
+        outputs=Outputs(out=out, summary=summary, step=step),
+        explain=explain,
+        as_json=as_json,
+        # What all later steps read.
+        parameters={"resolved": workload_text(record)},
+    )
+
+
+@app.command()
+def train(
+    context: typer.Context,
+    workload: WorkloadIfAny = None,
+    *,
+    run_id: RunId = None,
+    always: Always = False,
+    decision: Annotated[
+        Path | None, typer.Option(metavar="D", help="The decision.json of the run.")
+    ] = None,
+    name: Annotated[str | None, typer.Option(metavar="NAME", help="Name of the job.")] = None,
+    model: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Copy the trained model to this folder."),
+    ] = None,
+    out: Out = None,
+    summary: Summary = None,
+    executor_input: ExecutorInput = None,
+    as_json: AsJson = False,
+    yes: Yes = False,
+) -> int:
+    """Train on the cluster that a pipeline's run has decided on.
+
+    \b
+    stoker step train w.yaml --run-id ID --decision d.json
+    """
+    from stoker.environment import pipeline_run
+    from stoker.run.outputs import Outputs, read_step
+    from stoker.run.train import plan_of, train_run
+    from stoker.run.workloads import resolve
+
+    step = read_step(executor_input)
+    record = resolve([workload or step.workload], overrides=())
+    hosts, chosen = plan_of(record, decision_file=decision)
+    name = name or step.run_name(record, run_id)
+    return train_run(
+        record,
+        hosts,
+        decision=chosen,
+        name=name,
+        prices=None,
+        again=shlex.join(["stoker", *context.obj]),
+        outputs=Outputs(out=out, summary=summary, model=model, step=step),
+        quiet=as_json,
+        assume_yes=yes,
+        # A pipeline's last step notifies of its run, or the step that judges the training.
+        is_told=not (name or pipeline_run()),
+        always=always,
+    )
+
+
+@app.command()
+def evaluate(
+    workload: WorkloadIfAny = None,
+    *,
+    always: Always = False,
+    profile: RecordFile,
+    decision: RecordFile,
+    training: Annotated[str, typer.Option(metavar="F", help="The run's training.json.")] = "",
+    champion: Champion = "",
+    out: Out = None,
+    summary: Summary = None,
+    report: Report = None,
+    executor_input: ExecutorInput = None,
+    as_json: AsJson = False,
+) -> int:
+    """Judge a pipeline's training run.
+
+    \b
+    stoker step evaluate w.yaml --profile p.json --decision d.json --training t.json --always
+    """
+    from stoker.run.judging import judge_run
+    from stoker.run.outputs import Outputs, read_step
+    from stoker.run.workloads import read_with_params
+
+    step = read_step(executor_input)
+    return judge_run(
+        read_with_params(workload or step.workload, overrides=()),
+        profile_file=profile,
+        decision_file=decision,
+        training=training or step.inputs.get("training", ""),
+        champion=champion or step.inputs.get("champion", ""),
+        outputs=Outputs(out=out, summary=summary, step=step),
+        report=report,
+        quiet=as_json,
+        always=always,
+    )
+
+
+@app.command()
+def gate(
+    *,
+    gate_of: Annotated[Path, typer.Option(metavar="F", help="The evaluation.json.")],
+    champion: Annotated[
+        str, typer.Option(metavar="DIR", help="The folder of champions; empty: there is none.")
+    ] = "",
+    promote: Annotated[
+        bool, typer.Option("--promote", help="Make a model that passed the new champion.")
+    ] = False,
+    executor_input: ExecutorInput = None,
+    as_json: AsJson = False,
+) -> None:
+    """Exit with 3 if an evaluation did not pass; else keep what came of it.
+
+    \b
+    stoker step gate --gate-of evaluation.json --champion champions --promote
+    """
+    from stoker.run.judging import pass_gate
+    from stoker.run.outputs import read_step
+
+    # A pipeline without a champion leaves it out.
+    folder = champion or read_step(executor_input).inputs.get("champion", "")
+    pass_gate(gate_of, champions=folder if promote else "", as_json=as_json)
+
+
+@app.command()
+def finish(
+    workload: WorkloadIfAny = None,
+    *,
+    run_id: RunId = "",
+    executor_input: ExecutorInput = None,
+    as_json: AsJson = False,
+) -> None:
+    """End what is left of a run that is over.
+
+    \b
+    stoker step finish w.yaml --run-id ID
+    """
+    from stoker.run.judging import finish_run
+    from stoker.run.outputs import read_step
+    from stoker.run.workloads import read_with_params
+
+    step = read_step(executor_input)
+    finish_run(
+        read_with_params(workload or step.workload, overrides=()),
+        run_id=run_id or step.inputs.get("run_id", ""),
+        outcome=step.inputs.get("outcome", ""),
+        as_json=as_json,
+    )

@@ -1,0 +1,555 @@
+"""What a cluster takes: its plan with time, cost, error band and feasibility; which plan is better.
+
+Prices are the catalog's, on demand. With prices a plan costs dollars, and an accelerator that waits
+is part of them. Without prices nothing idle costs anything: time counts, and CPU time only decides
+between equals.
+
+Time is of whole epochs where they are known: their steps, the wait for each first batch, which one
+worker makes, and what lies between (validation and checkpoints take as long with any data hosts).
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import msgspec
+
+from stoker.catalog import Catalog, Instance, local_instance, unknown_instance
+from stoker.decide.model import Cluster, Estimate, Hosts, Work, estimate
+from stoker.errors import UsageError
+from stoker.records import (
+    Action,
+    Constraints,
+    EpochPause,
+    EpochTimes,
+    FeedSettings,
+    Group,
+    Plan,
+    Predicted,
+    Profile,
+    Workload,
+)
+from stoker.records.decision import NOMINAL, UNPRICED, Limit
+from stoker.units import apart
+
+# Reason of a feasible plan that the user named, and the beginning of an infeasible one's reason.
+ASKED_FOR = "asked for"
+# More than any training run has; each number of hosts makes a plan for each type.
+_MOST_DATA_HOSTS = 256
+# With a complete profile: the model's mean error on the published runs is 6%, see
+# tests/keel/test_decide_published.py.
+_BAND = 0.10
+# Turns of loading and training on the same cores, as a share of both: less is noise; none to all of
+# it may stay with the trainer when loading moves away. Beside workers for the first time: a trainer
+# on a core with its worker used 1.1 to 1.4 times its CPU.
+_WORTH_TURNS = 0.05
+_MOST_OF_TURNS = 0.25
+_FIRST_WORKERS = 0.15
+# A wider band if the next limit is within 15%: two limits at once are slower than either. Up to a
+# quarter was seen (docs/method.md, "What it cannot see").
+_NEAR = 0.85
+_NEAR_BAND = 0.23
+# The widest band; other programs that cause a wider one forbid a verdict (records/profile).
+_WIDEST = 0.6
+# Error for each doubling of workers beyond the number that was tried.
+_EACH_DOUBLING = 0.1
+_MOST_OF_DOUBLINGS = 0.3
+# Which host makes an epoch's first batch is not known, nor what else its cores do then.
+_START_WIDTH = 0.25
+# Plans this close to the best count as equal: then fewer machines win.
+TIE = 0.03
+# A smaller gain is not worth a try: two runs on the same quiet hosts differ by as much.
+WORTH_A_TRY = 0.05
+# Prices are sums of floats: a difference of a billionth is ignored.
+SAME = 1 + 1e-9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranking:
+    """How the plans of a decision are compared.
+
+    Attributes:
+        is_billed: Whether today's hosts have a price, so that plans are compared in dollars.
+    """
+
+    objective: Literal["cost", "time"]
+    is_billed: bool
+
+    @property
+    def saves_money(self) -> bool:
+        """Whether the objective counts dollars."""
+        return self.is_billed and self.objective == "cost"
+
+    @property
+    def saved(self) -> str:
+        """What a plan saves, as a word."""
+        return "money" if self.saves_money else "time"
+
+    def values(self, outcome: Predicted) -> tuple[float, float]:
+        """Returns what the objective counts for a step, less being better; and what comes next.
+
+        Next is time where dollars count, dollars where time does; without prices CPU time.
+        """
+        seconds = outcome.counted_seconds
+        if not self.is_billed:
+            return seconds, outcome.cpu_seconds or 0.0
+        usd = outcome.usd_per_1000_steps
+        dollars = math.inf if usd is None else usd
+        return (dollars, seconds) if self.objective == "cost" else (seconds, dollars)
+
+    def of_plan(self, plan: Plan) -> tuple[float, float]:
+        """Returns both values of a plan; infinity without a prediction."""
+        return self.values(plan.predicted) if plan.predicted else (math.inf, math.inf)
+
+    def gain(self, outcome: Predicted, today: Predicted) -> float:
+        """Returns the fraction of the objective that the plan saves."""
+        return 1 - self.values(outcome)[0] / self.values(today)[0]
+
+    def rank(self, plan: Plan) -> tuple[bool, float, float, int, str]:
+        """Returns a key that sorts the best plan first, one that cannot be run last."""
+        # The last word, so that plans with equal figures come in one order on every machine.
+        groups = (f"{g.instance_type}:{g.count}:{g.workers_per_host}" for g in plan.groups)
+        is_out = not plan.feasible or plan.predicted is None
+        return is_out, *self.of_plan(plan), num_machines(plan), " ".join(groups)
+
+    def best(self, plans: Sequence[Plan]) -> Plan:
+        """Returns the smallest of the plans that are as good as the best."""
+        least = min(self.of_plan(plan)[0] for plan in plans)
+        equal = [plan for plan in plans if self.of_plan(plan)[0] <= least * (1 + TIE)]
+        # Without prices cores that hardly help are left idle.
+        second = 0 if self.is_billed else 1
+        return min(
+            equal,
+            key=lambda plan: (num_machines(plan), self.of_plan(plan)[second], *self.rank(plan)),
+        )
+
+    def is_free(self, plan: Plan, keep: Plan) -> bool:
+        """Whether a plan costs no more per hour than today's: without prices, no more cores."""
+        one, today = plan.predicted, keep.predicted
+        if one is None or today is None:
+            return False
+        if not self.is_billed:
+            return cores(one) <= cores(today) * SAME
+        return (one.usd_per_hour or math.inf) <= (today.usd_per_hour or math.inf) * SAME
+
+
+def error_band(outcome: Predicted) -> float:
+    return outcome.counted_high / outcome.counted_seconds - 1
+
+
+def combined_band(one: Predicted, other: Predicted) -> float:
+    """Returns the relative error of the ratio of two predictions, whose errors are independent."""
+    return math.hypot(error_band(one), error_band(other))
+
+
+def num_machines(plan: Plan) -> int:
+    return sum(group.count for group in plan.groups)
+
+
+def cores(outcome: Predicted) -> float:
+    """Returns the vCPUs of all hosts."""
+    # `cpu_seconds` are those vCPUs times the step, whether they are busy or not.
+    return (outcome.cpu_seconds or 0.0) / outcome.counted_seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Space:
+    """What plans are made from, and the rules that they are checked against.
+
+    Attributes:
+        allowed: Types that hosts may have. None: all.
+        total_steps: Of the whole training; None: not known.
+        unfed: Why data hosts cannot make the batches.
+        unworkable: Why workers cannot make them either, as a sentence.
+    """
+
+    work: Work
+    catalog: Catalog
+    constraints: Constraints
+    feed: FeedSettings
+    allowed: frozenset[str] | None
+    total_steps: int | None
+    unfed: str = ""
+    unworkable: str = ""
+
+    @property
+    def today(self) -> Instance:
+        """Today's type, with the measured vCPUs and accelerators."""
+        return self.work.reference
+
+    @property
+    def ranking(self) -> Ranking:
+        is_billed = self.purchase not in (NOMINAL, UNPRICED)
+        return Ranking(objective=self.constraints.objective, is_billed=is_billed)
+
+    @property
+    def purchase(self) -> str:
+        """Purchase option of the plans' prices: none where today's pool of nodes has no price."""
+        if self.today.usd_per_hour is None and self.catalog.info.has_node_pools:
+            return UNPRICED
+        return self.catalog.purchase
+
+    def get(self, instance_type: str) -> Instance:
+        """Returns a type; today's with what was measured, and all of this machine with its GPUs."""
+        instance = self.catalog.get(instance_type)
+        if instance.type == self.today.type:
+            return self.today
+        if not self.catalog.info.is_this_machine:
+            return instance
+        model = self.today.accelerator_model
+        return replace(instance, accelerators=self.today.accelerators, accelerator_model=model)
+
+    def why_unusable(self, instance: Instance) -> str:
+        """Returns why no plan may use the type; empty: it may be used."""
+        name = instance.type
+        # Today's type runs the training already.
+        if name == self.today.type:
+            return ""
+        is_job = self.catalog.info.needs_training_enum
+        if self.allowed is not None and name not in self.allowed:
+            return f"{name} is not among the allowed instance types"
+        if is_job and not instance.in_training_enum:
+            return f"a SageMaker training job cannot use {name}"
+        if instance.usd_per_hour is None and self.ranking.is_billed:
+            return f"{name} has no price"
+        # SageMaker runs one image on all hosts of a job; on Kubernetes data hosts may have theirs.
+        if is_job and instance.architecture != self.today.architecture:
+            return f"{name} needs an image for {instance.architecture}, and a job has one image"
+        return instance.barred
+
+
+def misses_deadline(outcome: Predicted, constraints: Constraints) -> bool:
+    deadline = constraints.deadline_hours
+    hours = outcome.total_hours
+    return deadline is not None and hours is not None and hours > deadline
+
+
+# Plans.
+
+
+def make_plan(
+    space: Space,
+    action: Action,
+    cluster: Cluster,
+    *,
+    made: Estimate | None = None,
+    problem: str = "",
+    asked_for: bool = False,
+    num_workers: int | None = None,
+) -> Plan:
+    """Returns a cluster's plan: predicted, priced, and checked against the constraints.
+
+    Args:
+        space: Work, prices and constraints.
+        action: The change to today's cluster.
+        cluster: The hosts.
+        made: Their estimate; None: it is made here.
+        problem: Why the cluster cannot be run or predicted.
+        asked_for: The user named it.
+        num_workers: Loader workers of each rank, if only these change.
+    """
+    outcome = None
+    share = 0.0
+    wider = None
+    if not problem:
+        made = made or estimate(space.work, cluster)
+        share = made.remote_share
+        batch = space.work.global_batch_size
+        if batch is not None and cluster.replicas != 1:
+            wider = max(1, round(cluster.replicas * batch))
+        # Added as squares, as they do not depend on each other.
+        width = min(math.hypot(*_widths(space.work, cluster, made)), _WIDEST)
+        outcome = _predicted(space, cluster, made, width)
+        problem = _problem_of(space, cluster, outcome)
+    reason = problem
+    if asked_for:
+        reason = f"{ASKED_FOR}, but {problem}" if problem else ASKED_FOR
+    return Plan(
+        action=action,
+        groups=tuple(_groups(cluster)),
+        remote_share=share,
+        predicted=outcome,
+        feasible=not problem,
+        reason=reason,
+        global_batch_size=wider,
+        num_workers=num_workers,
+    )
+
+
+def todays_plan(space: Space, *, is_taken: bool) -> Plan:
+    """Returns today's cluster as it was measured; as predicted, if the profile was scaled."""
+    work = space.work
+    made = estimate(work, work.todays)
+    plan = make_plan(space, "keep", work.todays, made=made)
+    outcome = plan.predicted
+    reason = "today's cluster, by a profile of another type: not measured"
+    if not is_taken:
+        reason = "today's cluster, as it was measured"
+        # A repeated run on the same hosts differs, too, and so does the machine.
+        width = min(math.hypot(_BAND, work.others_width), _WIDEST) if work.is_checked else 0.0
+        made = replace(made, step_seconds=work.step_seconds)
+        outcome = _predicted(space, work.todays, made, width)
+    # It runs today, whatever the constraints allow.
+    return msgspec.structs.replace(
+        plan, predicted=outcome, feasible=True, reason=reason, remote_share=0.0
+    )
+
+
+def _groups(cluster: Cluster) -> Iterator[Group]:
+    for number, hosts in enumerate(cluster.hosts):
+        name = f"data-{number}" if number > 1 else "data"
+        yield Group(
+            name=name if number else "dnn",
+            role="data" if number else "dnn",
+            instance_type=hosts.instance.type,
+            count=hosts.count,
+            processes_per_host=None if number else cluster.processes,
+            workers_per_host=hosts.workers,
+        )
+
+
+def _predicted(space: Space, cluster: Cluster, made: Estimate, width: float) -> Predicted | None:
+    """Returns time and cost of a cluster; None where plans are billed and a price lacks.
+
+    Args:
+        space: Work and prices.
+        cluster: The hosts.
+        made: The model's estimate.
+        width: The relative error.
+    """
+    work = space.work
+    is_billed = space.ranking.is_billed
+    price = _usd_per_hour(cluster)
+    price_today = _usd_per_hour(work.todays)
+    if is_billed and None in (price, price_today):
+        return None
+    step = made.step_seconds
+    low, high = step * (1 - width), step * (1 + width)
+    # Time and money are counted by whole epochs, where they are known.
+    epochs = planned_epochs(work, cluster)
+    epochs_today = planned_epochs(work, work.todays)
+    seconds = step
+    seconds_today = work.step_seconds
+    whole: dict[str, float] = {}
+    if epochs and epochs_today:
+        seconds = epochs.whole_step_seconds(step)
+        seconds_today = epochs_today.whole_step_seconds(seconds_today)
+        whole = {
+            "whole_step_seconds": seconds,
+            "whole_step_seconds_low": epochs.at_low().whole_step_seconds(low),
+            "whole_step_seconds_high": epochs.at_high().whole_step_seconds(high),
+        }
+    cpu_seconds = seconds * _capacity(cluster)
+    # Without a bill CPU-seconds are compared.
+    change = cpu_seconds / (seconds_today * _capacity(work.todays)) - 1
+    money: dict[str, float | None] = {}
+    if price is not None:
+        cost = seconds * price * 1000 / 3600
+        money = {"usd_per_hour": price, "usd_per_1000_steps": cost}
+        if price_today:
+            money["break_even_speedup"] = price / price_today
+        if is_billed and price_today:
+            change = cost / (seconds_today * price_today * 1000 / 3600) - 1
+    if space.total_steps is not None:
+        money["total_hours"] = space.total_steps * seconds / 3600
+        if price is not None:
+            money["total_usd"] = space.total_steps * cost / 1000
+    kernel_seconds = made.accelerator_seconds * (1 - work.launch_share)
+    return Predicted(
+        step_seconds=step,
+        step_seconds_low=low,
+        step_seconds_high=high,
+        limit=_limit(made.limit, work),
+        second_limit=_limit(made.second_limit, work),
+        second_limit_seconds=made.second_seconds,
+        accelerator_utilization=min(1.0, kernel_seconds / step),
+        speedup=seconds_today / seconds,
+        cost_change=change,
+        cpu_seconds=cpu_seconds,
+        accelerator_seconds=seconds * cluster.dnn.count * cluster.dnn.instance.accelerators,
+        is_estimate=price is not None and any(each.instance.estimate for each in cluster.hosts),
+        **money,
+        **whole,
+    )
+
+
+def _limit(limit: Limit, work: Work) -> Limit:
+    # An accelerator that idles between its kernels is not the limit.
+    return "launch" if limit == "accelerator" and work.launch_share else limit
+
+
+def _usd_per_hour(cluster: Cluster) -> float | None:
+    total = 0.0
+    for hosts in cluster.hosts:
+        if hosts.instance.usd_per_hour is None:
+            return None
+        total += hosts.count * hosts.instance.usd_per_hour
+    return total
+
+
+def _capacity(cluster: Cluster) -> float:
+    return sum(hosts.count * hosts.instance.capacity for hosts in cluster.hosts)
+
+
+def planned_epochs(work: Work, cluster: Cluster) -> EpochTimes | None:
+    """Returns the epochs of a cluster; None where nothing is known of today's."""
+    times = work.epochs
+    if times is None or not (times.steps or times.inside_seconds):
+        return None
+    start = times.start
+    here = _batch_seconds(work, work.todays.dnn)
+    makers = [hosts for hosts in cluster.hosts if hosts.workers != 0]
+    first = max((_batch_seconds(work, hosts) for hosts in makers), default=here)
+    if work.num_workers == 0 and makers:
+        # No worker made a batch: the first one is the trainer's no more.
+        start = EpochPause(seconds=first, low_seconds=first, high_seconds=first, count=0)
+    elif start is None or not here or (first == here and not cluster.data):
+        return times
+    else:
+        start = start.scaled(first / here)
+    low = min(start.low_seconds, start.seconds * (1 - _START_WIDTH))
+    high = max(start.high_seconds, start.seconds * (1 + _START_WIDTH))
+    start = msgspec.structs.replace(start, low_seconds=low, high_seconds=high)
+    return msgspec.structs.replace(times, start=start)
+
+
+def _batch_seconds(work: Work, hosts: Hosts) -> float:
+    """Returns the seconds in which one worker makes one rank's batch."""
+    seconds = work.worker_seconds(hosts.instance) + work.parts.shared_seconds
+    return seconds / work.parts.ranks
+
+
+def _widths(work: Work, cluster: Cluster, made: Estimate) -> Iterator[float]:
+    """Yields the relative errors of a prediction, by the doubts of the work and of the cluster."""
+    parts = work.parts
+    yield _BAND
+    yield from (doubt.width for doubt in work.doubts)
+    if made.second_seconds >= _NEAR * made.step_seconds:
+        yield _NEAR_BAND
+    types = {hosts.instance.type: hosts.instance for hosts in (*cluster.hosts, work.todays.dnn)}
+    if len(types) > 1 and any(each.coremark_per_vcpu is None for each in types.values()):
+        # Without CPU speeds the number of vCPUs alone is up to 84% wrong (docs/method.md).
+        yield 0.2
+    if cluster.data and not work.batch_bytes:
+        yield 0.05
+    if cluster.replicas != 1:
+        # How the accelerators scale was not measured.
+        yield 0.1
+    workers = sum(hosts.all_workers for hosts in cluster.hosts)
+    if parts.most and parts.waits and workers > parts.most:
+        yield min(_EACH_DOUBLING * math.log2(workers / parts.most), _MOST_OF_DOUBLINGS)
+    trainer = parts.trainer_cpu_seconds - parts.receive_seconds * parts.ranks
+    apart_seconds = parts.loader_cpu_seconds + trainer
+    if work.num_workers == 0 and cluster.dnn.workers:
+        yield _FIRST_WORKERS
+    turns = abs(parts.turns_cpu_seconds)
+    if cluster.data and apart_seconds > 0 and turns > _WORTH_TURNS * apart_seconds:
+        yield min(turns / apart_seconds / 2, _MOST_OF_TURNS)
+
+
+def _problem_of(space: Space, cluster: Cluster, outcome: Predicted | None) -> str:
+    """Returns why a cluster may not be run; empty: it may."""
+    problems = (space.why_unusable(hosts.instance) for hosts in cluster.hosts)
+    if problem := next(filter(None, problems), ""):
+        return problem
+    if outcome is None:
+        return f"today's {space.today.type} has no price: plans cannot be compared in money"
+    vcpus = sum(hosts.count * hosts.instance.vcpus for hosts in cluster.hosts)
+    most = space.catalog.max_total_vcpus
+    if most is not None and vcpus > most:
+        return f"needs {vcpus} cores, this machine has {most}"
+    constraints = space.constraints
+    limits = [("hours", outcome.total_hours, "deadline_hours", constraints.deadline_hours)]
+    # Nominal prices are no dollars: no limit in dollars counts them.
+    if space.purchase != NOMINAL:
+        per_hour = constraints.max_usd_per_hour
+        if outcome.usd_per_hour is None and (per_hour or constraints.max_usd) is not None:
+            return "its price is not known, so that no limit in dollars can be kept"
+        limits.append(("$ per hour", outcome.usd_per_hour, "max_usd_per_hour", per_hour))
+        limits.append(("$ for the run", outcome.run_usd, "max_usd", constraints.max_usd))
+    for unit, value, name, limit in limits:
+        if value is not None and limit is not None and value > limit * SAME:
+            figure, bound = apart(value, limit)
+            return f"{figure} {unit} is above {name}, {bound}"
+    return ""
+
+
+# What is refused before anything is priced.
+
+
+def check_constraints(constraints: Constraints, catalog: Catalog) -> frozenset[str] | None:
+    """Returns the allowed types by the catalog's names; None: all.
+
+    Raises:
+        UsageError: For a type that is not in the catalog, prices of a region that is not allowed,
+            or more data hosts than any training run needs.
+    """
+    regions = constraints.regions
+    if regions is not None and catalog.region is not None and catalog.region not in regions:
+        raise UsageError(
+            f"the prices are for region {catalog.region}, but only "
+            f"{', '.join(regions) or 'no region'} is allowed",
+            where="key constraints.regions",
+            fix="--prices FILE with prices of an allowed region, or allow this one",
+        )
+    if constraints.max_data_hosts > _MOST_DATA_HOSTS:
+        raise UsageError(
+            f"max_data_hosts {constraints.max_data_hosts} is too large: {_MOST_DATA_HOSTS} at most",
+            where="key constraints.max_data_hosts",
+            fix="the default is 8; a larger cluster is priced with --group",
+        )
+    if constraints.allowed_instance_types is None:
+        return None
+    names = set()
+    for index, name in enumerate(constraints.allowed_instance_types):
+        where = f"key constraints.allowed_instance_types[{index}]"
+        names.add(catalog.get(name, where=where).type)
+    return frozenset(names)
+
+
+def with_profiled(profile: Profile, catalog: Catalog) -> Catalog:
+    """Returns the catalog with the measured hosts' type, where it has facts about others only.
+
+    A job ran on them, so that the type exists. A workstation's, and one that was typed, the catalog
+    has to know: else UsageError is raised.
+    """
+    name = profile.host.instance_type
+    vcpus = profile.host.vcpus
+    if catalog.find(name):
+        return catalog
+    if not vcpus or catalog.info.is_this_machine or local_instance(name):
+        catalog.get(name)
+    instance = unknown_instance(name, platform=catalog.platform, vcpus=vcpus or 1)
+    return replace(catalog, instances=(*catalog.instances, instance))
+
+
+def refuse_undecidable(workload: Workload, catalog: Catalog) -> None:
+    """Raises UsageError for what `decide` would refuse after a profile, or a training run after it.
+
+    These are types that nobody knows, today's or allowed ones, prices of a region that is not
+    allowed, an endless search, and a limit in dollars where today's price is not known.
+    """
+    constraints = workload.known_constraints
+    check_constraints(constraints, catalog)
+    if workload.cluster is None:
+        return
+    name = workload.cluster.dnn.instance_type
+    is_job = catalog.info.needs_training_enum
+    # Of EC2's types there is no list here: nodes of another type may exist.
+    where = f"workload {workload.name}, key cluster.dnn.instance_type"
+    today = catalog.get(name, where=where) if is_job else catalog.find(name)
+    if today is None:
+        return
+    if is_job and not today.in_training_enum:
+        raise UsageError(
+            f"a SageMaker training job cannot use {today.type}",
+            where=where,
+            fix="stoker catalog --platform sagemaker lists others",
+        )
+    if constraints.max_usd is not None and today.usd_per_hour is None:
+        raise UsageError(
+            f"the price of {today.type} is not known, so this limit cannot be checked",
+            where=f"workload {workload.name}, key constraints.max_usd: {constraints.max_usd:g}",
+            fix=f"give its price: {catalog.added_by}; or leave the limit out",
+        )

@@ -1,0 +1,182 @@
+"""Checks of an AWS account, or of a cluster, for one workload. Nothing is made."""
+
+import re
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+from stoker.doctor.host import Finding
+from stoker.errors import ServiceError, StokerError
+from stoker.pipelines.base import sagemaker_of
+from stoker.platforms.aws import Aws, split_uri
+from stoker.platforms.base import JobSpec
+from stoker.platforms.kubernetes import KubernetesPlatform
+from stoker.platforms.kubernetes.api import CLAIMS, JOBSETS, TRAINJOBS, ClusterApi, Resource
+from stoker.platforms.kubernetes.pods import claim_of
+from stoker.records import Group, SageMakerSettings, Workload, bare_type
+from stoker.records.base import text
+
+# The account, region and name of an image in Amazon ECR.
+_ECR_IMAGE = re.compile(
+    r"(?P<account>\d{12})\.dkr\.ecr\.(?P<region>[a-z0-9-]+)\.amazonaws\.com(\.cn)?/"
+    r"(?P<name>[^:@]+)(:(?P<tag>[^@]+))?(@(?P<digest>sha256:[0-9a-f]{64}))?"
+)
+
+
+def _checked(name: str, check: Callable[[], Finding]) -> Finding:
+    """Returns what a check finds; a missing right is a warning that names it."""
+    try:
+        return check()
+    except StokerError as err:
+        if isinstance(err, ServiceError) and err.kind == "denied":
+            fix = "ask an administrator for the right; what it checks may be in order"
+            return Finding(name, "warn", f"cannot be checked: {err.what}", fix)
+        return Finding(name, "fail", err.what, err.fix)
+
+
+def examine_account(workload: Workload, *, aws: Aws | None = None) -> Iterator[Finding]:
+    """Yields each finding at once; blocks as long as AWS takes for some dozens of calls.
+
+    Args:
+        workload: What would run there.
+        aws: The account. Absent: that of this machine's login, in the workload's region.
+
+    Raises:
+        UsageError: If the workload is not one for SageMaker.
+    """
+    settings = sagemaker_of(workload)
+    aws = aws or Aws(region=settings.region)
+    try:
+        identity = aws.call("sts", "GetCallerIdentity")
+        region = aws.region
+    except StokerError as err:
+        # The other checks would fail alike.
+        yield Finding("account", "fail", err.what, err.fix)
+        return
+    yield Finding("account", "ok", f"{identity['Account']}, {region}, as {identity['Arn']}")
+    uris = [settings.output_uri, settings.checkpoint_uri, settings.source]
+    uris += [channel.uri for channel in workload.channels.values()]
+    buckets = [split_uri(uri)[0] for uri in uris if uri and uri[:5] == "s3://"]
+    for name, check, values in (
+        ("role", _role_finding, (settings.role, settings.control.role)),
+        ("image", _image_finding, (workload.image, settings.control.image)),
+        ("bucket", _bucket_finding, buckets),
+    ):
+        for value in sorted({*filter(None, values)}):
+            yield _checked(name, partial(check, aws, value))
+    yield _checked("quota", partial(_quota_finding, aws, workload, settings))
+
+
+def _role_finding(aws: Aws, arn: str) -> Finding:
+    # arn:aws:iam::ACCOUNT:role/PATH/NAME
+    name = arn.rpartition("/")[2]
+    if aws.find("iam", "GetRole", RoleName=name) is None:
+        fix = "deploy configs/sagemaker/stoker.yaml, or correct the key"
+        return Finding("role", "fail", f"there is no role {name}", fix)
+    return Finding("role", "ok", name)
+
+
+def _image_finding(aws: Aws, image: str) -> Finding:
+    ecr = _ECR_IMAGE.fullmatch(image)
+    if ecr is None:
+        return Finding("image", "warn", f"{image} is not in ECR, and is not checked")
+    if ecr["region"] != aws.region:
+        words = f"{image} is in {ecr['region']}, the jobs in {aws.region}"
+        return Finding("image", "fail", words, "push it to a repository in the jobs' region")
+    version = {"imageTag": ecr["tag"] or "latest"}
+    if ecr["digest"]:
+        version = {"imageDigest": ecr["digest"]}
+    names = {"registryId": ecr["account"], "repositoryName": ecr["name"], "imageIds": [version]}
+    if aws.find("ecr", "DescribeImages", **names) is None:
+        fix = "make image, and push it; or correct the key"
+        return Finding("image", "fail", f"there is no {image}", fix)
+    return Finding("image", "ok", image)
+
+
+def _bucket_finding(aws: Aws, bucket: str) -> Finding:
+    answer = aws.find("s3", "HeadBucket", Bucket=bucket)
+    if answer is None:
+        fix = "correct its name in the workload, or create it"
+        return Finding("bucket", "fail", f"there is no bucket {bucket}", fix)
+    region = answer.get("BucketRegion") or aws.region
+    if region != aws.region:
+        words = f"{bucket} is in {region}, the jobs are in {aws.region}"
+        return Finding("bucket", "fail", words, f"use a bucket in {aws.region}")
+    return Finding("bucket", "ok", f"{bucket}, in {region}")
+
+
+def _quota_finding(aws: Aws, workload: Workload, settings: SageMakerSettings) -> Finding:
+    """Compares the account's quotas with today's hosts, the steps' host, and the allowed types."""
+    # The account's quotas by name, and the service's where it has none.
+    asked = {"items": "Quotas", "ServiceCode": "sagemaker"}
+    listed = [
+        *aws.pages("service-quotas", "ListAWSDefaultServiceQuotas", **asked),
+        *aws.pages("service-quotas", "ListServiceQuotas", **asked),
+    ]
+    quotas = {str(each["QuotaName"]): float(str(each["Value"])) for each in listed}
+    usage = "for training job usage"
+    # Quotas are found by their names, such as "ml.g5.xlarge for training job usage".
+    needed = {f"{settings.control.instance_type} for processing job usage": 1}
+    for name in workload.constraints.allowed_instance_types or ():
+        needed[f"{name} {usage}"] = 1
+    if workload.cluster is not None:
+        today = workload.cluster.dnn
+        needed[f"ml.{bare_type(today.instance_type)} {usage}"] = today.count
+    # Without a quota of that name, the account cannot have the type at all.
+    short = [
+        f"{name}: {quotas.get(name, 0):.0f} of {count}"
+        for name, count in needed.items()
+        if quotas.get(name, 0) < count
+    ]
+    if short:
+        fix = "raise it in Service Quotas (Amazon SageMaker), which takes hours to days"
+        return Finding("quota", "fail", f"too small: {', '.join(short)}", fix)
+    return Finding("quota", "ok", ", ".join(needed))
+
+
+def examine_cluster(workload: Workload) -> Iterator[Finding]:
+    """Yields each finding at once; a check that needs a right the caller lacks is a warning."""
+    settings = workload.kubernetes_settings
+    cluster = ClusterApi(context=settings.context, namespace=settings.namespace)
+    resource = TRAINJOBS if settings.api == "trainer" else JOBSETS
+    found = _checked("cluster", partial(_cluster_finding, cluster, resource))
+    yield found
+    if found.state == "fail":
+        # The other checks would fail alike.
+        return
+    if workload.cluster and workload.image:
+        group = Group.of_today(workload.cluster.dnn)
+        yield _checked("job", partial(_job_finding, cluster, workload, group))
+    uris = [channel.uri for channel in workload.channels.values()]
+    claims = {
+        claim_of(uri, where="the workload")[0]
+        for uri in (*uris, settings.output or "")
+        if uri.startswith("pvc://")
+    }
+    for claim in sorted(claims):
+        yield _checked("claim", partial(_claim_finding, cluster, claim))
+
+
+def _cluster_finding(cluster: ClusterApi, resource: Resource) -> Finding:
+    cluster.list(resource)
+    kind = f"{resource.plural}.{resource.group}, {resource.version}"
+    return Finding("cluster", "ok", f"namespace {cluster.namespace} has {kind}")
+
+
+def _job_finding(cluster: ClusterApi, workload: Workload, group: Group) -> Finding:
+    """Asks the cluster to check the job on today's nodes in a dry run: rights, schema, quotas."""
+    job = JobSpec.of(workload, groups=[group], run_dir=Path(f"{workload.name}-doctor"))
+    request = KubernetesPlatform().plan(job)
+    # A TrainJob is checked against its runtime, which is there only for a run.
+    shown = request.runtime or request.main
+    cluster.create(shown, is_dry_run=True)
+    kind = text(shown, "kind")
+    return Finding("job", "ok", f"the cluster would take its {kind} (dry run)")
+
+
+def _claim_finding(cluster: ClusterApi, name: str) -> Finding:
+    claim = cluster.find(CLAIMS, name)
+    if claim is None:
+        words = f"{name} not found in namespace {cluster.namespace}"
+        return Finding("claim", "fail", words, "make it, or correct its name")
+    return Finding("claim", "ok", f"{name}, {text(claim, 'status', 'phase')}")

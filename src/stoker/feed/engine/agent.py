@@ -1,0 +1,190 @@
+"""The agent of a data host: its two ports, and the sessions of the trainers.
+
+It starts processes and hands connections over; no batch comes through it. One poll loop over zmq
+(`crypto` has the handshakes), the port for batches, and what loader processes report (`hosting`).
+"""
+
+import contextlib
+import os
+import platform
+import time
+
+import zmq
+
+from stoker.errors import FeedError, ProtocolError, UsageError
+from stoker.feed.engine import crypto
+from stoker.feed.engine import run_messages as messages
+from stoker.feed.engine.batch_port import BatchPort
+from stoker.feed.engine.hosting import Attach, Hosting
+from stoker.feed.engine.raised import pack_error
+from stoker.feed.engine.records import new_key
+from stoker.host.machine import without_preempting
+from stoker.logs import EventName, Log
+
+# Sessions are probed this often, to notice that a trainer is gone.
+PROBE_SECONDS = 10.0
+TICK_SECONDS = 1.0
+_MAX_MESSAGES_A_TURN = 100
+# After the end, for the last answers.
+_LINGER_MILLISECONDS = 2000
+
+_unpack = messages.Unpacker(messages.ToAgent)
+
+
+class Agent:
+    """Serves the trainers of one run; batches take connections at the port after its own.
+
+    Made, it has bound its ports and started the first loader process (about 2 s until it is ready).
+    """
+
+    def __init__(
+        self, keys: crypto.Keys, log: Log, *, host: str, bind: str, port: int | None, workers: int
+    ) -> None:
+        self._log = log
+        self._host = host
+        self._is_stopping = False
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        # The control connection of each session.
+        self._sessions: dict[str, bytes] = {}
+        self._tick_at = self._probe_at = 0.0
+        with contextlib.ExitStack() as closing:
+            self._hosting = Hosting(host=host, log=log, tell=self._tell, invite=self._invite)
+            closing.callback(self._hosting.close)
+            context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+            closing.callback(context.destroy, linger=_LINGER_MILLISECONDS)
+            with without_preempting():
+                # The first socket starts libzmq's threads.
+                self._allow = crypto.AllowList(context, keys)
+            self._router = router = context.socket(zmq.ROUTER)
+            # Else zmq silently drops messages for a peer that is gone; with it, `send` fails.
+            router.router_mandatory = True
+            # Before it is bound: nobody connects without the run's keys.
+            crypto.secure_server(router, keys)
+            try:
+                router.bind(f"tcp://{bind}:{port or '*'}")
+            except zmq.ZMQError as err:
+                raise UsageError(
+                    f"port {port} cannot be bound: {err.strerror}",
+                    where=f"host {host}",
+                    fix="set feed.port to a free port of every host",
+                ) from None
+            # Without a number the system has chosen both ports.
+            self.port = int(router.get_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
+            self._rejections = crypto.RejectionLog(log, port=self.port)
+            self._guard = crypto.HandshakeGuard(
+                router, self._rejections, port=self.port, allow_list=self._allow
+            )
+            closing.callback(self._guard.close)
+            next_port = port + 1 if port else 0
+            self._batches = BatchPort(bind=bind, port=next_port, where=f"host {host}", log=log)
+            closing.callback(self._batches.close)
+            self.batch_port = self._batches.port
+            self._closing = closing.pop_all()
+        log.event(EventName.AGENT_LISTENING, port=self.port, workers=workers)
+
+    def run(self) -> None:
+        """Serves until `stop`; raises FeedLostError if all processes died."""
+        try:
+            with without_preempting():
+                while not self._is_stopping:
+                    self._turn()
+        finally:
+            # Ends processes, closes sockets.
+            self._closing.close()
+            self._log.event(EventName.AGENT_ENDED, workers=self._hosting.num_started)
+
+    def stop(self) -> None:
+        """Ends `run` at once. Any thread or signal handler may call it, also twice."""
+        self._is_stopping = True
+        os.eventfd_write(self._wake_fd, 1)
+
+    def _turn(self) -> None:
+        poller = zmq.Poller()
+        sources = (self._router, self._guard.monitor, self._allow.socket, self._wake_fd)
+        for source in (*sources, *self._hosting.filenos(), *self._batches.filenos()):
+            poller.register(source, zmq.POLLIN)
+        ready: dict[object, int] = dict(poller.poll(int(TICK_SECONDS * 1000)))
+        now = time.monotonic()
+        self._guard.handle(ready, now)
+        if self._router in ready:
+            self._receive()
+        self._batches.handle(ready, now)
+        self._hosting.handle(ready)
+        if now >= self._tick_at:
+            self._tick_at = now + TICK_SECONDS
+            self._guard.tick(now)
+            self._batches.tick(now)
+        if now >= self._probe_at:
+            self._probe_at = now + PROBE_SECONDS
+            # zmq says whether the trainer is still connected; one that comes back opens it again.
+            for name in list(self._sessions):
+                if not self._tell(name, messages.Probe()):
+                    self._close_session(name)
+
+    # ---- trainers
+
+    def _receive(self) -> None:
+        # A limit, so that processes and batches have their turn.
+        for _ in range(_MAX_MESSAGES_A_TURN):
+            try:
+                identity, packed = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return
+            self._guard.note_proved(identity)
+            try:
+                self._take(identity.bytes, _unpack(packed.bytes))
+            # Only this message is refused: its peer has the token, so this is a bug, not an attack.
+            except ProtocolError as err:
+                self._rejections.add("a process of this run", str(err))
+
+    def _take(self, identity: bytes, message: messages.Message) -> None:
+        match message:
+            case messages.Open(host=host) if host != self._host:
+                # This host now has the address of another one.
+                self._answer(identity, messages.WrongHost(host=self._host))
+            case messages.Open(session=name, dataset=dataset, python=python):
+                if name not in self._sessions:
+                    self._log.event(EventName.SESSION_OPENED, session=name)
+                self._sessions[name] = identity
+                own = platform.python_version()
+                if python.split(".")[:2] == own.split(".")[:2]:
+                    self._hosting.obey(message)
+                    return
+                # Functions are sent as bytecode, which other versions cannot run.
+                refusal = FeedError(
+                    f"the trainer runs Python {python}, data host {self._host} runs Python {own}: "
+                    "functions cannot be sent",
+                    fix=f"use one Python version: {own}, or one image",
+                )
+                error = pack_error(refusal, where=f"the agent of host {self._host}")
+                self._tell(name, messages.Failed(session=name, dataset=dataset, error=error))
+            case messages.Close(session=name):
+                self._close_session(name)
+            case _:
+                self._hosting.obey(message)
+
+    def _close_session(self, name: str) -> None:
+        if self._sessions.pop(name, None) is not None:
+            self._hosting.obey(messages.Close(session=name))
+
+    def _invite(self, session: str, worker: int, dataset: str, attach: Attach) -> None:
+        """Sends a ticket for a connection, which `attach` gets with its key."""
+        key = new_key()
+        ticket = self._batches.ticket_for(
+            lambda connection: attach(connection.fileno(), key), now=time.monotonic()
+        )
+        answer = messages.Ticket(
+            session=session, worker=worker, dataset=dataset, ticket=ticket, key=key
+        )
+        self._tell(session, answer)
+
+    def _tell(self, name: str, message: messages.Message) -> bool:
+        """Sends a message to a session's trainer; returns whether it is connected."""
+        return name in self._sessions and self._answer(self._sessions[name], message)
+
+    def _answer(self, identity: bytes, message: messages.Message) -> bool:
+        try:
+            self._router.send_multipart([identity, messages.pack(message)], zmq.NOBLOCK)
+        except zmq.ZMQError:
+            return False
+        return True

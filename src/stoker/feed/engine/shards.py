@@ -1,0 +1,230 @@
+"""Scheduling of an iterable dataset: each shard is pinned to one worker, which makes all of it.
+
+The script fixes S = max(1, num_workers) shards. Batch `position` of shard s has the number
+`position * S + s`: ascending numbers, without exhausted shards, give the order of torch's own
+loader with S workers. A slow worker is waited for, as by torch's loader. Only where it is lost does
+another one begin the shard again: it makes what has arrived once more, and discards it.
+"""
+
+import math
+import sys
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+
+from stoker.feed.engine.messages import OwnState, ShardBegin
+from stoker.feed.engine.scheduler import BatchScheduler, Worker
+from stoker.feed.streams import StreamProgress, own_before, owns_with
+
+# The first batch waits this long for hosts that are on their way: a shard stays where it begins.
+SETTLE_SECONDS = 2.0
+
+
+@dataclass(slots=True)
+class Shard:
+    """Progress of one shard in an epoch.
+
+    Attributes:
+        worker: That makes it; None: it is lost, or not there yet.
+        taken: Positions below were delivered.
+        arrived: Positions below have come; those of a shard come in order.
+        first: Position with which its worker begins.
+        end: The position behind its last batch; None: not known.
+        owns: States that the dataset gave of itself, in ascending order.
+    """
+
+    worker: Hashable = None
+    taken: int = 0
+    arrived: int = 0
+    first: int = 0
+    end: int | None = None
+    owns: list[OwnState] = field(default_factory=list)
+
+
+class ShardScheduler(BatchScheduler):
+    """Scheduler of a session over an iterable dataset; a slow worker is waited for.
+
+    Attributes:
+        last_taken: The shard whose batch was delivered last; None: none in this epoch.
+    """
+
+    def __init__(
+        self, *, num_shards: int, prefetch: int, max_bytes: int, persists: bool = False
+    ) -> None:
+        """Begins without workers; `prefetch` batches of a shard may wait or be under way."""
+        self.persists = persists
+        self._prefetch = prefetch
+        self._settle_at: float | None = None
+        self._shards = [Shard() for _ in range(num_shards)]
+        super().__init__(max_bytes=max_bytes, unknown_bytes=0)
+        self.is_complete = True
+
+    @property
+    def num_shards(self) -> int:
+        return len(self._shards)
+
+    def begin(self) -> None:
+        super().begin()
+        # All batches have one index.
+        self.supplied = self._next_new = sys.maxsize
+        self._shards = [Shard(shard.worker) for shard in self._shards]
+        self.last_taken: int | None = None
+
+    def divide(self, num_shards: int, *, resumed: StreamProgress | None) -> None:
+        """Sets the shards of the epoch that has just begun, and how far a loaded state has them."""
+        self._shards = [Shard() for _ in range(num_shards)]
+        if resumed is None:
+            return
+        for number, (shard, given) in enumerate(zip(self._shards, resumed.shards, strict=True)):
+            shard.taken = shard.arrived = shard.first = given.num_made
+            shard.end = given.num_made if resumed.is_exhausted(number) else None
+            shard.owns = given.owns
+        self.head = resumed.next_number
+        self._skip()
+
+    def show(self, progress: StreamProgress) -> None:
+        """Notes the last batch that was delivered, and with what its shards begin again."""
+        if self.last_taken is not None:
+            progress.deliver(self.last_taken)
+        for shard, seen in zip(self._shards, progress.shards, strict=True):
+            seen.owns = shard.owns
+
+    @property
+    def is_over(self) -> bool:
+        return self.is_complete or all(shard.taken == shard.end for shard in self._shards)
+
+    # ---- which worker makes which shard
+
+    def homeless(self, now: float, *, are_all_there: bool) -> list[int]:
+        """Returns the shards that want a worker now.
+
+        Args:
+            are_all_there: No more hosts will come soon.
+        """
+        if self.is_over:
+            return []
+        homeless = [
+            number
+            for number, shard in enumerate(self._shards)
+            if shard.worker is None and shard.arrived != shard.end
+        ]
+        if len(homeless) < len(self._shards) or are_all_there:
+            return homeless
+        if self._settle_at is None:
+            self._settle_at = now + SETTLE_SECONDS
+        return homeless if now >= self._settle_at else []
+
+    def pin(self, worker: Worker, number: int) -> None:
+        """Has a worker make a shard, once it has joined."""
+        self._shards[number].worker = worker
+
+    def lose(self, worker: Worker) -> None:
+        """Removes a worker; its shard begins again elsewhere."""
+        super().lose(worker)
+        self._again.clear()
+        for shard in self._shards:
+            if shard.worker is worker:
+                shard.worker, shard.first = None, shard.arrived
+
+    # ---- batches
+
+    def assign(self, now: float) -> list[tuple[Worker, int]]:
+        orders: list[tuple[Worker, int]] = []
+        num_open = len(self.arrivals) + len(self._makers)
+        window = 0 if self.is_complete else self.window(now)
+        # The head in any case: the trainer waits for it, and frees memory only then.
+        while window and (number := self._next_number()) is not None:
+            if num_open >= window and number != self.head:
+                break
+            worker = self._shard_of(number).worker
+            self.workers[worker].order(number, now)
+            self._makers[number] = {worker}
+            num_open += 1
+            orders.append((worker, number))
+        return orders
+
+    def begin_of(self, number: int) -> ShardBegin | None:
+        """Returns how a worker begins, if it is the first order to it in this epoch."""
+        shard = self._shard_of(number)
+        if number // self.num_shards != shard.first:
+            return None
+        own = own_before(shard.owns, shard.first)
+        return ShardBegin(num_made=shard.first, own=own)
+
+    def arrived(
+        self,
+        worker: Worker,
+        number: int,
+        *,
+        nbytes: int,
+        now: float,
+        content: object = None,
+        own: OwnState | None = None,
+    ) -> bool:
+        shard = self._shard_of(number)
+        if shard.worker is not worker or number // self.num_shards != shard.arrived:
+            return False
+        shard.arrived += 1
+        if own is not None:
+            shard.owns = owns_with(shard.owns, own, num_made=shard.taken)
+        return super().arrived(worker, number, nbytes=nbytes, now=now, content=content)
+
+    def fail(self, number: int, content: object) -> int:
+        """Records that a shard cannot be made any more; returns where its error stands."""
+        shard = self._shard_of(number)
+        stands = shard.arrived * self.num_shards + number % self.num_shards
+        shard.end = shard.arrived = shard.arrived + 1
+        return super().fail(stands, content)
+
+    def ended(self, worker: Worker, number: int) -> None:
+        """Records that a shard has no batch of that number."""
+        shard = self._shard_of(number)
+        pace = self.workers.get(worker)
+        if shard.worker is worker and pace is not None and pace.asked.pop(number, None) is not None:
+            self._makers.pop(number, None)
+            # Orders are answered in order: the first such answer counts.
+            if shard.end is None:
+                shard.end = number // self.num_shards
+            self._skip()
+
+    def take(self, now: float) -> object:
+        self.last_taken = self.head % self.num_shards
+        self._shards[self.last_taken].taken += 1
+        content = super().take(now)
+        self._skip()
+        return content
+
+    def window(self, now: float) -> int:
+        most = self.num_shards * self._prefetch
+        return max(1, min(most, self.max_bytes // max(self._batch_bytes, 1)))
+
+    def repeat_late(self, now: float) -> list[int]:
+        return []
+
+    def next_check(self, now: float) -> float:
+        """Returns the seconds until no more hosts are waited for."""
+        if self._settle_at is None or now >= self._settle_at:
+            return math.inf
+        return self._settle_at - now
+
+    def _next_number(self) -> int | None:
+        """Returns the lowest number that may be ordered: the head's shard is not overtaken."""
+        numbers: list[int] = []
+        for which, shard in enumerate(self._shards):
+            pace = self.workers.get(shard.worker)
+            if pace is None or shard.end is not None:
+                continue
+            asked = shard.arrived + len(pace.asked)
+            if asked - shard.taken < self._prefetch:
+                numbers.append(asked * self.num_shards + which)
+        return min(numbers, default=None)
+
+    def _shard_of(self, number: int) -> Shard:
+        return self._shards[number % self.num_shards]
+
+    def _skip(self) -> None:
+        """Moves the head behind shards that have ended."""
+        while not self.is_over:
+            shard = self._shard_of(self.head)
+            if shard.taken != shard.end:
+                return
+            self.head += 1

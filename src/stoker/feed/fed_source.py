@@ -1,0 +1,361 @@
+"""Batches that data hosts make for a loader, and what the trainer makes where no data host can."""
+
+import multiprocessing
+import pickle
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from itertools import chain
+from typing import cast
+
+from torch.utils.data import _DatasetKind
+from torch.utils.data._utils.pin_memory import pin_memory
+
+from stoker.errors import FeedError, FeedLostError, RebuildingError
+from stoker.feed.bookkeeping import TrainerProcess, line_words
+from stoker.feed.engine.facts import script_facts
+from stoker.feed.engine.feed import Feed
+from stoker.feed.engine.loader_spec import LoaderSpec, StartMethod
+from stoker.feed.engine.messages import BadSample
+from stoker.feed.engine.receiver import current_device
+from stoker.feed.engine.scheduler import BatchScheduler
+from stoker.feed.engine.session import (
+    BatchOutcome,
+    EpochRequest,
+    FeedSession,
+    IndexSource,
+    OrderedBatch,
+    Scheduler,
+    pack_index,
+)
+from stoker.feed.engine.shards import ShardScheduler
+from stoker.feed.local_sources import (
+    AnyLoader,
+    BatchSource,
+    Epoch,
+    TrainerSource,
+    WorkersSource,
+    worker_init_of,
+)
+from stoker.feed.placement import is_remote, packed_of, refuse
+from stoker.feed.seeding import Numbered, shown_index
+from stoker.feed.tolerance import ToleratedBatch
+from stoker.feed.trial import made_again, verdict_of
+from stoker.logs import EventName
+from stoker.pending_error import PendingError
+
+
+class FedSource:
+    """Data hosts; where none of them can, torch's workers, or the trainer, make the rest."""
+
+    def __init__(
+        self, loader: AnyLoader, epoch: Epoch, process: TrainerProcess, feed: Feed
+    ) -> None:
+        """Begins an epoch of a loader, as the script or the run's settings have it.
+
+        Raises:
+            ShippingError: If it cannot be sent.
+        """
+        self._loader = loader
+        self._process = process
+        self._feed = feed
+        self._is_stream = loader._dataset_kind == _DatasetKind.Iterable
+        # Only data hosts have the dataset of `stoker.remote`.
+        self._is_remote = is_remote(loader)
+        self._spec = _spec_of(loader, process, epoch, is_remote=self._is_remote)
+        self._packed = packed_of(loader, self._spec, process)
+        self._script = script_facts()
+        self._books = process.books(loader)
+        self._session = feed.session_for(self._books, self._new_schedule)
+        self._current = _Current(feed, self._session)
+        weakref.finalize(self, self._current.cancel)
+        self._start(epoch, is_first=True)
+
+    def _new_schedule(self, max_bytes: int) -> Scheduler:
+        loader = self._loader
+        if not self._is_stream:
+            return BatchScheduler(max_bytes=max_bytes)
+        return ShardScheduler(
+            num_shards=max(1, loader.num_workers),
+            prefetch=loader.prefetch_factor or 2,
+            max_bytes=max_bytes,
+            persists=loader.persistent_workers,
+        )
+
+    def begin(self, epoch: Epoch) -> None:
+        self._session.cancel(self._current.id)
+        if self._is_stream:
+            # What the script has set since, such as the epoch, reaches workers that persist, too.
+            self._packed = packed_of(self._loader, self._spec, self._process)
+        self._start(epoch, is_first=False)
+
+    def _start(self, epoch: Epoch, *, is_first: bool) -> None:
+        loader = self._loader
+        self._epoch = epoch
+        self._rest: BatchSource | None = None
+        self._num_before = 0
+        self._is_checked = self._is_remote
+        indices = epoch.indices
+        each: OrderedBatch | None = None
+        num_shards = 0
+        is_new = is_resumed = False
+        if epoch.stream is not None:
+            # The same for every batch: torch's sampler of an iterable dataset gives the batch size.
+            index = next(indices).index
+            each = OrderedBatch(pack_index(index), (epoch.progress.base_seed,))
+            indices = iter(())
+            num_shards = len(epoch.stream.shards)
+            is_resumed = epoch.progress.resumed is not None
+            schedule = self._session.schedule
+            assert isinstance(schedule, ShardScheduler)
+            # Persistent workers go on.
+            is_new = is_first or is_resumed or num_shards != schedule.num_shards
+            self._is_checked |= is_resumed or not is_new
+        self._indices = IndexSource(indices)
+        request = EpochRequest(
+            epoch=epoch.progress.epoch,
+            spec=self._packed,
+            script=self._script,
+            seeding=epoch.seeding,
+            num_workers=loader.num_workers,
+            local_workers=0 if self._is_remote else num_local_workers(loader, self._process),
+            each=each,
+            # As torch: without workers, a sampler draws its own seed at the first batch.
+            is_eager=loader.num_workers > 0,
+            pins_on=current_device() if epoch.pins else None,
+            base_seed=epoch.progress.base_seed,
+            num_shards=num_shards,
+            resumed=epoch.stream if is_resumed else None,
+            goes_on=not is_new,
+        )
+        self._current.id = self._session.begin(request, self._indices)
+
+    @property
+    def num_taken(self) -> int:
+        if self._rest is not None:
+            return self._num_before + self._rest.num_taken
+        return self._session.schedule.num_taken
+
+    def take(self) -> object:
+        if self._rest is not None:
+            return self._rest.take()
+        stream = self._epoch.stream
+        if stream is not None:
+            next(self._epoch.indices)
+        try:
+            outcome = self._session.next(self._current.id, timeout_seconds=self._loader.timeout)
+        except (RebuildingError, FeedLostError) as err:
+            self._make_rest_here(err)
+            return self.take()
+        if stream is not None:
+            error = outcome.error.peek() if outcome.error is not None else None
+            is_tried = outcome.is_remote and not self._is_remote
+            if is_tried and error is not None and not isinstance(error, FeedLostError):
+                return self._tried_here(outcome.maker[0], error)
+            schedule = self._session.schedule
+            assert isinstance(schedule, ShardScheduler)
+            schedule.show(stream)
+        return self._judged(outcome)
+
+    def close(self) -> None:
+        if self._rest is not None:
+            self._rest.close()
+        self._session.cancel(self._current.id)
+
+    def _make_rest_here(self, err: FeedError) -> None:
+        """Has torch make what is left of the epoch, as without stoker: no data host does.
+
+        Raises:
+            FeedError: The same, if only data hosts have the dataset.
+        """
+        if self._is_remote:
+            raise err
+        refuse(self._loader, self._process, err)
+        self._begin_rest()
+
+    def _tried_here(self, host: str, error: BaseException) -> object:
+        """Has torch's workers make the batch of a stream that failed there, and what follows it.
+
+        It fails as with torch, or data hosts make no more of this loader.
+        """
+        rest = self._begin_rest()
+        # It counted as taken when it failed.
+        self._num_before -= 1
+        batch = rest.take()
+        why = f"a batch fails on host {host} that the trainer can make ({_last_words(error)})"
+        refuse(self._loader, self._process, RebuildingError(why))
+        return batch
+
+    def _begin_rest(self) -> BatchSource:
+        loader, stream = self._loader, self._epoch.stream
+        self._num_before = self.num_taken
+        epoch = replace(self._epoch)
+        drawn = map(_numbered_of, self._session.cancel(self._current.id))
+        if stream is None:
+            failure = self._indices.failure.moved()
+            epoch.indices = chain(drawn, _raising(failure), self._indices.indices)
+        workers = loader.num_workers if stream is None else len(stream.shards)
+        if workers:
+            self._rest = WorkersSource(loader, epoch, num_processes=workers, is_rest=True)
+        else:
+            self._rest = TrainerSource(loader, epoch)
+        return self._rest
+
+    def _judged(self, outcome: BatchOutcome) -> object:
+        """Returns the batch of an outcome, or raises its error, after a look at its host."""
+        if outcome.is_remote and not self._is_remote:
+            self._try_here(outcome)
+            self._compare(outcome)
+        if outcome.error is not None:
+            raise outcome.error.take()
+        batch = outcome.value
+        if self._epoch.pins and not outcome.is_pinned:
+            # Tensors are in pinned memory already; objects of the script may pin themselves.
+            batch = pin_memory(batch)  # type: ignore[no-untyped-call]
+        if not outcome.bad:
+            return batch
+        host, worker = outcome.maker
+        return ToleratedBatch(batch, outcome.bad, worker, host)
+
+    def _try_here(self, outcome: BatchOutcome) -> None:
+        """Makes a batch here that a data host could not make: it fails as with torch, or counts.
+
+        So does the first bad sample of each class of error. A host whose batch can be made here
+        makes no more of this loader.
+        """
+        tried = self._books.bad.tried
+        kinds = {bad.error for bad in outcome.bad} - tried
+        error = outcome.error
+        if outcome.ordered is None or not (error or kinds):
+            return
+        tried |= kinds
+        numbered = _numbered_of(outcome.ordered)
+        try:
+            seconds = self._process.settings.feed.batch_timeout_seconds or 0.0
+            batch, bad = made_again(self._loader, numbered, self._epoch, seconds=seconds)
+        except Exception as err:
+            if error is not None and isinstance(error.peek(), FeedLostError):
+                # It dies here, too; the data host's error names the sample.
+                self._leave_out(outcome, numbered)
+            elif error is not None:
+                error.keep(err)
+            return
+        if error is not None or not bad:
+            words = outcome.bad[0].text if error is None else _last_words(error.take())
+            why = f"a batch fails there that the trainer can make ({words})"
+            self._feed.exclude(self._session, outcome.maker[0], why)
+        _put(outcome, batch, bad)
+
+    def _leave_out(self, outcome: BatchOutcome, numbered: Numbered) -> None:
+        """Makes a batch without the sample at which workers died, with `feed.on_error: skip`."""
+        index, place = numbered.index, outcome.place
+        is_one_of_many = place >= 0 and isinstance(index, list) and len(index) > 1
+        if self._epoch.on_error != "skip" or not is_one_of_many:
+            return
+        left = list(cast("list[object]", index))
+        shown = repr(shown_index(left.pop(place)))
+        batch, _ = made_again(self._loader, Numbered(numbered.seed_words, left), self._epoch)
+        text = str(outcome.error and outcome.error.take()).partition("\n")[0]
+        _put(outcome, batch, (BadSample(place=place, index=shown, error="WorkerDied", text=text),))
+
+    def _compare(self, outcome: BatchOutcome) -> None:
+        """Compares the first batch of a data host with torch's own; says what it finds."""
+        line, epoch = line_words(self._loader), self._epoch
+        # Without seeds of batches, a batch of a map-style dataset depends on the worker.
+        is_comparable = self._is_stream or epoch.seeding == "batch"
+        if self._is_checked or outcome.error is not None or not is_comparable:
+            return
+        self._is_checked = True
+        if line in self._process.checked_lines:
+            return
+        self._process.checked_lines.add(line)
+        numbered = next(epoch.indices) if self._is_stream else _numbered_of(outcome.ordered)
+        seconds = self._process.timeline.clock() - epoch.began
+        verdict = verdict_of(self._loader, outcome.value, numbered, epoch, seconds=seconds)
+        if verdict.is_other:
+            _put(outcome, verdict.batch, outcome.bad)
+            text = f"data host {outcome.maker[0]} makes {verdict.words}"
+            self._make_rest_here(RebuildingError(text))
+        elif verdict.words:
+            number = self._books.number
+            self._feed.log.event(EventName.FIRST_BATCH, loader=number, text=verdict.words)
+
+
+def _put(outcome: BatchOutcome, batch: object, bad: tuple[BadSample, ...] = ()) -> None:
+    """Puts a batch that was made here in a data host's place."""
+    outcome.value, outcome.bad = batch, bad
+    outcome.error, outcome.is_pinned = None, False
+
+
+class _Current:
+    """The epoch that a session makes for a source, which may be gone."""
+
+    def __init__(self, feed: Feed, session: FeedSession) -> None:
+        self._feed = feed
+        self._session = session
+        self.id = session.epoch_id
+
+    def cancel(self) -> None:
+        """Ends the epoch of a source that is gone; a finalizer, so in any thread: takes no lock."""
+        self._session.cancelled_epoch_id = self.id
+        self._feed.post(partial(self._session.cancel, self.id))
+
+
+def _raising(failure: PendingError) -> Iterator[Numbered]:
+    """Yields nothing; raises how a sampler failed, once all indices before it are taken."""
+    if failure.is_there and not failure.is_end:
+        raise failure.take()
+    yield from ()
+
+
+def _last_words(err: BaseException) -> str:
+    """Returns the last line of an error with a worker's traceback."""
+    if isinstance(err, FeedError):
+        return err.what
+    lines = [line.strip() for line in str(err).splitlines() if line.strip()]
+    return lines[-1] if lines else type(err).__name__
+
+
+def _numbered_of(ordered: OrderedBatch | None) -> Numbered:
+    assert ordered is not None
+    return Numbered(ordered.seed_words, pickle.loads(ordered.index))
+
+
+def _spec_of(
+    loader: AnyLoader, process: TrainerProcess, epoch: Epoch, *, is_remote: bool
+) -> LoaderSpec:
+    is_iterable = loader._dataset_kind == _DatasetKind.Iterable
+    num_workers = loader.num_workers
+    if epoch.stream is not None:
+        # The dataset sees the workers of the epoch that it continues.
+        num_workers = int(epoch.stream.num_workers > 0)
+    if is_remote:
+        # Built in workers alone.
+        num_workers = max(1, num_workers)
+    start_method: str = "fork"
+    if loader.num_workers:
+        # As torch would start them. Not to be fixed here: the script may still set it.
+        context = loader.multiprocessing_context or multiprocessing
+        chosen = context.get_start_method(allow_none=True)
+        start_method = chosen or multiprocessing.get_all_start_methods()[0]
+    return LoaderSpec(
+        start_method=cast("StartMethod", start_method),
+        dataset=loader.dataset,
+        collate_fn=cast("Callable[[object], object]", loader.collate_fn),
+        worker_init_fn=worker_init_of(loader),
+        auto_collation=loader._auto_collation,
+        num_workers=num_workers,
+        is_iterable=is_iterable,
+        drop_last=is_iterable and loader.drop_last,
+        outlives_epochs=is_iterable and loader.persistent_workers,
+        on_error="raise" if is_iterable else process.settings.feed.on_error,
+    )
+
+
+def num_local_workers(loader: AnyLoader, process: TrainerProcess) -> int:
+    settings = process.settings
+    decided = settings.workers.get("dnn")
+    if decided is None and settings.feed.local_workers != "auto":
+        decided = settings.feed.local_workers
+    return loader.num_workers if decided is None else process.share(decided)

@@ -1,0 +1,332 @@
+"""Shards of an iterable dataset: the batches of one, and how far the epoch is in each.
+
+A shard is what one of torch's workers would make. The script's number of workers says how many
+there are, and a state keeps them, whatever number of workers and hosts goes on with it.
+
+A process that begins in mid-epoch loads the last state that the dataset gave of itself, if it gives
+any (torchdata's convention), and makes again what followed it, without handing it out; else all
+that was made before. That is exact if the dataset is deterministic.
+"""
+
+import contextlib
+import io
+import pickle
+import random
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Protocol, TypedDict, cast
+
+import numpy as np
+import torch
+
+from stoker.feed.engine.messages import MAX_OWN_BYTES, OwnState
+from stoker.feed.seeding import PreservedRandomStates
+
+# A state of up to that size is taken after each batch; a larger one after one batch in `_SELDOM`.
+_SMALL_STATE_BYTES = 4 << 10
+_SELDOM = 16
+# A batch may be held back from the script after it left its loader: on its way to the device.
+_MAX_HELD = 1
+
+
+# ---- the batches of a shard
+
+
+class StreamFetcher(Protocol):
+    """Torch's fetcher of an iterable dataset, which makes a batch."""
+
+    def fetch(self, index: object) -> object: ...
+
+
+class ShardBatches:
+    """Batches of a shard, epoch by epoch; one that failed counts.
+
+    Args:
+        make_fetcher: Returns torch's fetcher of a new epoch.
+        dataset: What it iterates over.
+        outlives_epoch: Later epochs iterate over the dataset, too. It is not asked for a state
+            then: Hugging Face's begin each later epoch where one was loaded.
+
+    Attributes:
+        position: Batches of this epoch that were made, or skipped by a state.
+        is_exhausted: The epoch is over.
+    """
+
+    def __init__(
+        self,
+        make_fetcher: Callable[[], StreamFetcher],
+        *,
+        dataset: object,
+        outlives_epoch: bool = False,
+    ) -> None:
+        self._outlives_epoch = outlives_epoch
+        self._make_fetcher = make_fetcher
+        self._dataset = dataset
+        self._fetcher: StreamFetcher | None = None
+        self.position = 0
+        self.is_exhausted = False
+        self._num_until_state = 0
+        self._random = b""
+
+    def begin(self, index: object, *, num_made: int = 0, own: OwnState | None = None) -> None:
+        """Begins an epoch, and makes again what was made of it elsewhere.
+
+        Args:
+            index: For the fetcher: of how many samples a batch is.
+            num_made: Batches that were made of it.
+            own: A state of the dataset from among these.
+        """
+        self.position, self.is_exhausted = 0, False
+        self._num_until_state = 0
+        # Until it has begun: what is raised here stands in the place of a batch.
+        self._fetcher = None
+        state = _unpacked(own.state) if own is not None and own.state else {}
+        if self._outlives_epoch and "dataset" in state:
+            state = {}
+        if "dataset" in state:
+            self._dataset.load_state_dict(state["dataset"])  # type: ignore[attr-defined]
+        fetcher = self._make_fetcher()
+        if "iterator" in state:
+            fetcher.dataset_iter.load_state_dict(state["iterator"])  # type: ignore[attr-defined]
+        if state and own is not None:
+            self.position = own.num_made
+        self._random = pickle.dumps(_random_states())
+        if "random" in state:
+            of_python, of_numpy, of_torch = cast("_RandomStates", state["random"])
+            random.setstate(of_python)
+            np.random.set_state(of_numpy)
+            torch.set_rng_state(of_torch)
+        self._fetcher = fetcher
+        while self.position < num_made and not self.is_exhausted:
+            # An error was raised in the script before; StopIteration ends the loop.
+            with contextlib.suppress(Exception):
+                self.make(index)
+
+    def make(self, index: object) -> object:
+        """Returns the next batch, or raises its exception; StopIteration if there is none."""
+        if self._fetcher is None or self.is_exhausted:
+            raise StopIteration
+        self.position += 1
+        try:
+            return self._fetcher.fetch(index)
+        except StopIteration:
+            self.position -= 1
+            self.is_exhausted = True
+            raise
+
+    def take_own(self) -> OwnState | None:
+        """Returns the dataset's state behind the last batch, where it has one and one is due."""
+        self._num_until_state -= 1
+        if self._num_until_state >= 0:
+            return None
+        packed = b""
+        # The user's code, which may draw random numbers, and return what cannot be packed.
+        with contextlib.suppress(Exception), PreservedRandomStates():
+            states = self._own_states()
+            if not states:
+                self._num_until_state = sys.maxsize
+                return None
+            now = _random_states()
+            if pickle.dumps(now) != self._random:
+                states["random"] = now
+            file = io.BytesIO()
+            torch.save(plain(states), file)
+            packed = file.getvalue()
+        if len(packed) > _SMALL_STATE_BYTES:
+            self._num_until_state = _SELDOM
+        if not packed or len(packed) > MAX_OWN_BYTES:
+            return None
+        return OwnState(num_made=self.position, state=packed)
+
+    def _own_states(self) -> dict[str, object]:
+        iterator = getattr(self._fetcher, "dataset_iter", None)
+        # Where it is both, its __iter__ begins again: the state is loaded after it.
+        parts = {"dataset": self._dataset} if self._dataset is not iterator else {}
+        parts["iterator"] = iterator
+        states: dict[str, object] = {}
+        for name, part in parts.items():
+            is_asked = not (self._outlives_epoch and part is self._dataset)
+            if is_asked and hasattr(part, "state_dict") and hasattr(part, "load_state_dict"):
+                states[name] = part.state_dict()
+        return states
+
+
+_RandomStates = tuple[tuple[object, ...], dict[str, object], torch.Tensor]
+
+
+def _random_states() -> _RandomStates:
+    of_numpy = cast("dict[str, object]", np.random.get_state(legacy=False))
+    return random.getstate(), of_numpy, torch.get_rng_state()
+
+
+def plain(value: object) -> object:
+    """Returns `value` without NumPy's types, which a safe `torch.load` refuses."""
+    if isinstance(value, np.ndarray) and value.dtype.kind in "iu":
+        return {"array": torch.from_numpy(value.astype(np.int64)), "dtype": str(value.dtype)}
+    if isinstance(value, np.ndarray | np.generic):
+        return plain(value.tolist())
+    return _each(value, plain)
+
+
+def with_arrays(value: object) -> object:
+    """Returns what `plain` was given."""
+    if isinstance(value, dict) and set(value) == {"array", "dtype"}:
+        return value["array"].numpy().astype(value["dtype"])
+    return _each(value, with_arrays)
+
+
+def _each(value: object, change: Callable[[object], object]) -> object:
+    """Returns a container with its items changed."""
+    if isinstance(value, dict):
+        return {key: change(item) for key, item in value.items()}
+    if type(value) is list or type(value) is tuple:
+        return type(value)(map(change, cast("Iterable[object]", value)))
+    return value
+
+
+def _unpacked(packed: bytes) -> dict[str, object]:
+    """Raises if they have any but plain types: a checkpoint is read without pickles."""
+    states = torch.load(io.BytesIO(packed), weights_only=True)
+    return cast("dict[str, object]", with_arrays(states))
+
+
+# ---- how far the epoch is
+
+
+class ShardState(TypedDict):
+    """How far one shard of an iterable dataset is.
+
+    Attributes:
+        num_made: Batches up to the last one that the script got; one that failed counts.
+        own_state: That the dataset gave of itself after `own_made` of these; empty: none.
+    """
+
+    num_made: int
+    own_state: torch.Tensor
+    own_made: int
+
+
+class StreamState(TypedDict):
+    """How far the epoch of an iterable dataset is.
+
+    Attributes:
+        num_workers: What `get_worker_info()` says in the dataset; 0: it is None.
+        is_inline: The trainer's own process makes the batches, from its random states.
+        next_number: Shard s has the numbers s, s + S, s + 2S, ... for its batches.
+    """
+
+    num_workers: int
+    is_inline: bool
+    next_number: int
+    shards: list[ShardState]
+
+
+def own_before(states: list[OwnState], num_made: int) -> OwnState | None:
+    """Returns the last state from before, or after, `num_made` batches."""
+    earlier = [state for state in states if state.num_made <= num_made]
+    return earlier[-1] if earlier else None
+
+
+def owns_with(states: list[OwnState], own: OwnState, *, num_made: int) -> list[OwnState]:
+    """Returns the states that are needed when the script has `num_made` batches, and later.
+
+    Args:
+        states: In ascending order.
+        own: A new one.
+        num_made: Some of these may be held back from the script.
+    """
+    needed = own_before(states, num_made - _MAX_HELD)
+    least = 0 if needed is None else needed.num_made
+    return [*(one for one in states if least <= one.num_made < own.num_made), own]
+
+
+@dataclass(slots=True, kw_only=True)
+class ShardProgress:
+    """What the script got of one shard; see ShardState.
+
+    Attributes:
+        owns: States of a dataset that has one, in ascending order; some may be ahead of the script.
+    """
+
+    num_made: int = 0
+    owns: list[OwnState] = field(default_factory=list)
+
+
+@dataclass(slots=True, kw_only=True)
+class StreamProgress:
+    """Progress of an epoch of an iterable dataset, as the script sees it; see StreamState.
+
+    Attributes:
+        before_last: `next_number` before the last batch, and the number of that one's shard.
+    """
+
+    num_workers: int
+    shards: list[ShardProgress]
+    is_inline: bool = False
+    next_number: int = 0
+    before_last: tuple[int, int] = (0, 0)
+
+    def deliver(self, shard_number: int, own: OwnState | None = None) -> None:
+        shard = self.shards[shard_number]
+        self.before_last = (self.next_number, shard_number)
+        self.next_number = shard.num_made * len(self.shards) + shard_number + 1
+        shard.num_made += 1
+        if own is not None:
+            shard.owns = owns_with(shard.owns, own, num_made=shard.num_made)
+
+    def is_exhausted(self, shard_number: int) -> bool:
+        """Returns whether the order of batches has passed over the shard: it has no more."""
+        next_of_shard = self.shards[shard_number].num_made * len(self.shards) + shard_number
+        return next_of_shard < self.next_number
+
+    def next_numbers(self) -> list[int]:
+        """Returns the number of each shard's next batch, or one where it is found to have ended."""
+        count = len(self.shards)
+        numbers: list[int] = []
+        for which, shard in enumerate(self.shards):
+            position = shard.num_made
+            if self.is_exhausted(which):
+                position = -(-(self.next_number - which) // count)
+            numbers.append(position * count + which)
+        return numbers
+
+    def state(self, *, num_held: int) -> StreamState:
+        """Returns the state; `num_held` is 1 if the last batch is held back from the script."""
+        shards = [replace(shard) for shard in self.shards]
+        next_number = self.next_number
+        if num_held:
+            next_number, last = self.before_last
+            shards[last].num_made -= 1
+        states: list[ShardState] = []
+        for shard in shards:
+            own = own_before(shard.owns, shard.num_made) or OwnState()
+            packed = torch.frombuffer(bytearray(own.state or b"-"), dtype=torch.uint8)
+            states.append(
+                ShardState(
+                    num_made=shard.num_made,
+                    own_state=packed[: len(own.state)].clone(),
+                    own_made=own.num_made,
+                )
+            )
+        return StreamState(
+            num_workers=self.num_workers,
+            is_inline=self.is_inline,
+            next_number=next_number,
+            shards=states,
+        )
+
+
+def progress_from(state: StreamState) -> StreamProgress:
+    """Returns the progress that a state has, before the script gets a batch here."""
+    progress = StreamProgress(
+        num_workers=state["num_workers"],
+        shards=[],
+        is_inline=state["is_inline"],
+        next_number=state["next_number"],
+    )
+    for given in state["shards"]:
+        packed = given["own_state"].numpy().tobytes()
+        owns = [OwnState(num_made=given["own_made"], state=packed)] if packed else []
+        progress.shards.append(ShardProgress(num_made=given["num_made"], owns=owns))
+    return progress

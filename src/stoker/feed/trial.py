@@ -1,0 +1,174 @@
+"""One worker of torch's own loader beside data hosts, for two questions that only it can answer.
+
+Is a first batch of a data host what the script's own loader makes (`verdict_of`)? Is an error of a
+data host the script's, or the host's (`made_again`)?
+"""
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils.data import DataLoader
+
+from stoker.feed.engine.messages import BadSample
+from stoker.feed.local_sources import Epoch, WorkersSource
+from stoker.feed.seeding import Numbered
+from stoker.feed.tolerance import ToleratedBatch
+
+# For the worker's answer: at least so long, or so many times the host's own.
+_LEAST_SECONDS = 60.0
+_TIMES = 4.0
+# Of the range of a leaf of floats, which last bits of another CPU stay far below.
+_FLOAT_SHARE = 0.01
+# Of values of 8 bits, which decoders round each in their way.
+_BYTE_STEPS = 2
+# Of objects within objects.
+_MAX_DEPTH = 16
+
+# Of any type: NumPy has no name for it.
+_Array = npt.NDArray[np.float64]
+
+
+def made_again(
+    loader: "DataLoader[object]", numbered: Numbered, epoch: Epoch, *, seconds: float = 0.0
+) -> tuple[object, tuple[BadSample, ...]]:
+    """Returns a batch as torch's own worker makes it on this host, and its bad samples.
+
+    Raises what the worker raises.
+
+    Args:
+        loader: The script's.
+        numbered: What the batch is made of; of an iterable dataset it is the first one.
+        epoch: Its epoch.
+        seconds: After which it raises RuntimeError; 0: as the script's loader.
+    """
+    progress = replace(epoch.progress, stream=None)
+    own = replace(epoch, progress=progress, indices=iter((numbered,)), pins=False)
+    timeout = loader.timeout or seconds
+    worker = WorkersSource(
+        loader, own, num_processes=1, timeout=timeout, is_rest=True, as_first=True
+    )
+    try:
+        batch = worker.take()
+    finally:
+        worker.close()
+    if isinstance(batch, ToleratedBatch):
+        return batch.batch, batch.bad
+    return batch, ()
+
+
+class Verdict(NamedTuple):
+    """What a comparison found, in words; none: both are equal.
+
+    Attributes:
+        is_other: The data host's is another batch than this one, torch's own.
+    """
+
+    words: str = ""
+    is_other: bool = False
+    batch: object = None
+
+
+def verdict_of(
+    loader: "DataLoader[object]",
+    batch: object,
+    numbered: Numbered,
+    epoch: Epoch,
+    *,
+    seconds: float,
+) -> Verdict:
+    """Compares a data host's batch with those of torch's own workers.
+
+    Args:
+        loader: Its loader.
+        batch: The data host's.
+        numbered: What it was made of.
+        epoch: Its epoch.
+        seconds: That the data host took, or more.
+    """
+    limit = max(_LEAST_SECONDS, _TIMES * seconds)
+    try:
+        here, _ = made_again(loader, numbered, epoch, seconds=limit)
+        leaf = difference(batch, here)
+        if not leaf:
+            return Verdict()
+        again, _ = made_again(loader, numbered, epoch, seconds=limit)
+    except Exception as err:
+        # A file that is not here, or no answer in time: it is the data host's to make.
+        why = f"{type(err).__name__}: {err}".partition("\n")[0]
+        return Verdict(f"the first batch of a data host was not checked: {why}")
+    if difference(again, here):
+        return Verdict(f"this loader gives other batches each time ({leaf})")
+    return Verdict(f"another first batch ({leaf})", is_other=True, batch=here)
+
+
+def difference(one: object, other: object, path: str = "batch", *, depth: int = 0) -> str:
+    """Returns where two batches differ, as a path and how; empty: they are equal.
+
+    Structures, types, shapes, texts, bools and integers are compared exactly, values of 8 bits
+    within 2, floats within 1 % of the range of their leaf.
+    """
+    if type(one) is not type(other) or _is_leaf(one):
+        if _are_equal(one, other):
+            return ""
+        there, here = _shown(one), _shown(other)
+        return f"{path}: {f'{there} there, {here} here' if there != here else 'other values'}"
+    theirs, ours = _parts(one), _parts(other)
+    if list(theirs) != list(ours):
+        key = next(iter(theirs.keys() ^ ours.keys()), "order")
+        return f"{path}[{key!r}]: other keys, or another length"
+    # Objects may refer to each other in a circle.
+    for key, part in theirs.items() if depth < _MAX_DEPTH else ():
+        if found := difference(part, ours[key], f"{path}[{key!r}]", depth=depth + 1):
+            return found
+    return ""
+
+
+def _is_leaf(value: object) -> bool:
+    return hasattr(value, "dtype") or isinstance(value, str | bytes | int | float | None)
+
+
+def _parts(value: object) -> dict[object, object]:
+    if isinstance(value, list | tuple):
+        return dict(enumerate(value))
+    return value if isinstance(value, dict) else getattr(value, "__dict__", {})
+
+
+def _shown(leaf: object) -> str:
+    shape = getattr(leaf, "shape", None)
+    return repr(leaf)[:60] if shape is None else f"{leaf.dtype} of {tuple(shape)}"  # type: ignore[attr-defined]
+
+
+def _are_equal(one: object, other: object) -> bool:
+    if type(one) is not type(other):
+        return False
+    if not (hasattr(one, "dtype") or isinstance(one, float)):
+        return one == other
+    a, b = _plain(one), _plain(other)
+    if a is None or b is None:
+        return _shown(one) == _shown(other)
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    if a.dtype.kind in "fc":
+        finite = b[np.isfinite(b)].real
+        spread = float(np.ptp(finite)) if finite.size else 0.0
+        # Of one value, or of equal ones, the value itself.
+        reach = _FLOAT_SHARE * (spread or float(np.abs(finite).max(initial=0.0)))
+        return bool(np.isclose(a, b, rtol=0.0, atol=reach, equal_nan=True).all())
+    if a.dtype.itemsize == 1 and a.dtype.kind in "iu":
+        return bool((np.abs(a.astype(int) - b.astype(int)) <= _BYTE_STEPS).all())
+    # Objects are not compared, nor types of other libraries.
+    return a.dtype.kind not in "biumMSU" or np.array_equal(a, b)
+
+
+def _plain(value: object) -> "_Array | None":
+    """Returns an array, or a tensor's values as NumPy has them; None: it has no such type."""
+    if not isinstance(value, torch.Tensor):
+        return np.asarray(value)
+    if value.layout != torch.strided or value.is_quantized:
+        return None
+    tensor = value.float() if value.dtype == torch.bfloat16 else value
+    array: _Array = tensor.detach().numpy()
+    return array

@@ -1,0 +1,86 @@
+"""The load of a dnn host's GPUs, looked at once a second in a thread of the launcher.
+
+A driver in trouble may block any call for good: the thread is then left. The leader takes the means
+for each of its rows (`figures.intervals`); other hosts send theirs to it.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+
+from stoker.host.gpus import Gpu, GpuReader, GpuSample, GpuState, GpusUnreadError, has_devices
+from stoker.logs import EventName, Log
+from stoker.units import known_mean
+
+_LOOK_SECONDS = 1.0
+# Other hosts than the leader send their means so often.
+_TELL_SECONDS = 5.0
+# For a call of the driver that is under way.
+_CLOSE_SECONDS = 3.0
+
+
+class GpuLog:
+    """The load of the GPUs that a command may use, read in a separate thread.
+
+    Args:
+        environ: Variables of the command.
+        tell: Called in the thread with the means since the last call, every five seconds. None:
+            they are taken by `take`.
+    """
+
+    def __init__(
+        self,
+        *,
+        environ: Mapping[str, str],
+        log: Log,
+        tell: Callable[[tuple[GpuState, ...]], None] | None = None,
+    ) -> None:
+        self._environ = environ
+        self._log = log
+        self._tell = tell
+        self._samples: dict[Gpu, list[GpuSample]] = {}
+        self._lock = threading.Lock()
+        self._is_closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="gpus", daemon=True)
+
+    def take(self) -> tuple[GpuState, ...]:
+        """Returns the means of each GPU's samples since the last call."""
+        with self._lock:
+            samples = self._samples
+            self._samples = {}
+        return tuple(GpuState(gpu=gpu, sample=_mean(looks)) for gpu, looks in samples.items())
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ends the thread, and leaves it if the driver hangs; may be called twice."""
+        self._is_closing.set()
+        if self._thread.is_alive():
+            self._thread.join(_CLOSE_SECONDS)
+
+    def _run(self) -> None:
+        try:
+            reader = GpuReader(self._environ)
+        except GpusUnreadError as err:
+            # On a host without a GPU it is no news.
+            if has_devices():
+                self._log.event(EventName.GPU_LOAD_UNREAD, text=f"GPU load: {err}")
+            return
+        told_at = time.monotonic()
+        while not self._is_closing.wait(_LOOK_SECONDS):
+            with self._lock:
+                for state in reader.look():
+                    self._samples.setdefault(state.gpu, []).append(state.sample)
+            if self._tell and time.monotonic() - told_at >= _TELL_SECONDS:
+                told_at = time.monotonic()
+                self._tell(self.take())
+        reader.close()
+
+
+def _mean(samples: Sequence[GpuSample]) -> GpuSample:
+    names = GpuSample.__struct_fields__
+    means = {name: known_mean(getattr(sample, name) for sample in samples) for name in names}
+    return msgspec.convert(means, GpuSample)

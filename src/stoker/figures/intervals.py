@@ -1,0 +1,429 @@
+"""One row per interval of a run: steps, waits, hosts, GPUs and memory over the same seconds.
+
+The leader writes each row to `metrics.jsonl`, which the report and the record read, and as one
+event to its log, which `stoker watch`, the line of progress and SageMaker's metrics read.
+"""
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from stoker.feed.engine.run_messages import FeedWork, HostWork, Progress
+from stoker.figures.progress import (
+    NO_PROGRESS,
+    Figure,
+    ProgressByRank,
+    RunSteps,
+    StepProgress,
+)
+from stoker.host.gpus import Gpu, GpuState
+from stoker.logs import EventName, Log, LogEvent
+from stoker.units import known_mean, wait_share
+
+FILE = "metrics.jsonl"
+# Beside a profile: rows of the run that was profiled.
+BASELINE_FILE = "baseline-metrics.jsonl"
+INTERVAL_SECONDS = 2.0
+# Intervals grow with the run: some 2,000 a day, each up to a minute.
+_SHARE_OF_RUN = 1 / 480
+_MAX_INTERVAL_SECONDS = 60.0
+# A row with no new step is written only after so many steps' time: slow steps do not look idle.
+_STEPS_OF_PATIENCE = 2
+# More of a file is not read.
+_MAX_READ_BYTES = 64 << 20
+_NO_WORK = FeedWork(seconds=0.0)
+
+
+class RankRate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Rates of one trainer process.
+
+    Attributes:
+        name: Number of the rank.
+        batches_per_second: Batches that it took.
+        wait_share: Share of its time waiting for data, 0 to 1. None: no step ended.
+        queue_depth: Batches that were ready when it took one, mean.
+        window: Batches made ahead of it.
+        shards: Shards of the streams that it reads; 0: none.
+        shard_workers: Its workers that could make a shard each.
+        start_wait_share: Share of its time waiting for the first batches of epochs, 0 to 1.
+    """
+
+    name: str
+    batches_per_second: Figure
+    wait_share: Figure | None = None
+    queue_depth: Figure | None = None
+    window: int
+    shards: int = 0
+    shard_workers: int = 0
+    start_wait_share: Figure | None = None
+
+
+class HostRate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Rates of one host's data workers.
+
+    Attributes:
+        name: Name of the host.
+        batches_per_second: Batches that it made and that were used.
+        bytes_per_second: Received from it.
+        workers: Workers that have made a batch.
+        busy_workers: Workers at work, mean.
+        busy_cpus: CPUs in use, mean.
+        in_flight: Batches requested.
+        credits: Batches that may be requested; 0: the host is gone.
+        moved: Batches taken from it (lost, dropped or late), and made elsewhere.
+    """
+
+    name: str
+    batches_per_second: Figure
+    bytes_per_second: Figure
+    workers: int
+    busy_workers: Figure
+    busy_cpus: Figure
+    in_flight: int
+    credits: int
+    moved: int = 0
+
+    @property
+    def busy_share(self) -> float | None:
+        """Share of the workers' time at work, at most 1; None: none has made a batch."""
+        if not self.workers:
+            return None
+        return min(1.0, self.busy_workers / self.workers)
+
+
+class GpuRate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Means of one GPU over the interval; None: the driver does not tell.
+
+    Attributes:
+        host: Name of its host.
+        number: The GPU there.
+        utilization: Share of the time in which a kernel ran, 0 to 1.
+        memory_bytes: Memory in use.
+        power_watts: Power that it draws.
+        sm_clock_mhz: Clock of its multiprocessors.
+    """
+
+    host: str
+    number: str
+    utilization: Figure | None = None
+    memory_bytes: Figure | None = None
+    power_watts: Figure | None = None
+    sm_clock_mhz: Figure | None = None
+
+
+class HostMemoryNow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a host's memory has in use now, without files that the kernel drops before it kills.
+
+    Attributes:
+        limit_bytes: The limit that is nearest now: a control group's, or the machine's memory.
+        peak_bytes: Highest use so far.
+        kills: Processes that the kernel has killed for memory.
+    """
+
+    host: str
+    used_bytes: int
+    limit_bytes: int
+    peak_bytes: int
+    kills: int
+
+
+class Interval(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A row: what the run did in `seconds` from `start_seconds` of its command on.
+
+    Attributes:
+        steps: Progress of the training. None: no step ended.
+        spent_usd: Dollars of the run so far. None: not known.
+        gpu_utilization: Mean busy share of the GPUs that are in use. None: not known.
+        ranks: Rates of the ranks, where there is a data group.
+        hosts: Rates of hosts with data workers, likewise.
+        gpus: Load of all dnn hosts' GPUs.
+        memory: Memory of the hosts.
+    """
+
+    start_seconds: Figure
+    seconds: Figure
+    steps: StepProgress | None = None
+    spent_usd: Figure | None = None
+    gpu_utilization: Figure | None = None
+    ranks: tuple[RankRate, ...] = ()
+    hosts: tuple[HostRate, ...] = ()
+    gpus: tuple[GpuRate, ...] = ()
+    memory: tuple[HostMemoryNow, ...] = ()
+
+    @property
+    def end_seconds(self) -> float:
+        return self.start_seconds + self.seconds
+
+    @property
+    def wait_share(self) -> float | None:
+        """Wait share of the rank that waits longest."""
+        return max((r.wait_share for r in self.ranks if r.wait_share is not None), default=None)
+
+    @property
+    def start_wait_share(self) -> float:
+        """Of the rank that waits longest, the share of time for epochs' first batches."""
+        waits = ((rank.wait_share or 0.0, rank.start_wait_share or 0.0) for rank in self.ranks)
+        return max(waits, default=(0.0, 0.0))[1]
+
+    @property
+    def queue_depth(self) -> float | None:
+        return known_mean(rank.queue_depth for rank in self.ranks)
+
+
+def interval_in(event: LogEvent) -> Interval | None:
+    """Returns the row in a line of the leader's log; None in another or a broken line."""
+    if event.event != EventName.INTERVAL:
+        return None
+    return _interval_of(event.values.get("row", ""))
+
+
+def read_intervals(path: Path) -> list[Interval]:
+    """Reads a metrics.jsonl; rows that are cut off or malformed are left out.
+
+    A file that is missing has none.
+    """
+    try:
+        with path.open("rb") as file:
+            lines = file.read(_MAX_READ_BYTES).splitlines()
+    except OSError:
+        return []
+    return [interval for line in lines if (interval := _interval_of(line))]
+
+
+def _interval_of(text: str | bytes) -> Interval | None:
+    try:
+        interval = msgspec.json.decode(text, type=Interval)
+    except ValueError:
+        return None
+    return interval if interval.seconds > 0 else None
+
+
+# Of rates: their means over several intervals, weighted with their lengths.
+_MEANS = (
+    "batches_per_second",
+    "bytes_per_second",
+    "busy_workers",
+    "busy_cpus",
+    "wait_share",
+    "start_wait_share",
+    "queue_depth",
+)
+_RateT = TypeVar("_RateT", RankRate, HostRate)
+
+
+def joined(intervals: Sequence[Interval]) -> Interval:
+    """Merges the feed's rates of at least one interval, in order of time."""
+    first = intervals[0]
+    last = intervals[-1]
+    return msgspec.structs.replace(
+        last,
+        start_seconds=first.start_seconds,
+        seconds=last.end_seconds - first.start_seconds,
+        ranks=_joined([(part.seconds, part.ranks) for part in intervals]),
+        hosts=_joined([(part.seconds, part.hosts) for part in intervals]),
+    )
+
+
+def _joined(intervals: Iterable[tuple[float, Sequence[_RateT]]]) -> tuple[_RateT, ...]:
+    """Returns the rates by name, from those of intervals of some seconds.
+
+    A host counts only where it is there, a wait only where steps ended; else the last one counts.
+    """
+    by_name: dict[str, list[tuple[float, _RateT]]] = {}
+    for seconds, rates in intervals:
+        for rate in rates:
+            by_name.setdefault(rate.name, []).append((seconds, rate))
+    merged = []
+    for parts in by_name.values():
+        means: dict[str, float] = {}
+        for name in _MEANS:
+            known = [(s, v) for s, rate in parts if (v := getattr(rate, name, None)) is not None]
+            if known:
+                means[name] = sum(s * value for s, value in known) / sum(s for s, _ in known)
+        last = parts[-1][1]
+        if isinstance(last, HostRate):
+            means["moved"] = sum(getattr(rate, "moved", 0) for _, rate in parts)
+        merged.append(msgspec.structs.replace(last, **means))
+    return tuple(merged)
+
+
+def rates_between(
+    before: ProgressByRank, after: ProgressByRank
+) -> tuple[tuple[RankRate, ...], tuple[HostRate, ...]]:
+    """Returns the rates of ranks and hosts between two sets of reports.
+
+    A restarted rank counts from its start.
+    """
+    ranks = []
+    # Of each host's counters, for each rank: its seconds, before and after.
+    hosts = defaultdict[str, list[tuple[float, HostWork, HostWork]]](list)
+    for rank, now in sorted(after.items()):
+        then = before.get(rank, NO_PROGRESS)
+        if then.feed and now.feed and then.feed.seconds > now.feed.seconds:
+            then = NO_PROGRESS
+        work = now.feed or _NO_WORK
+        earlier = then.feed or _NO_WORK
+        # By the rank's clock, as its reports may be a second old.
+        span = work.seconds - earlier.seconds
+        if span <= 0:
+            continue
+        ranks.append(_rank_rate(now, work, then=then, earlier=earlier))
+        earlier_hosts = {host.host: host for host in earlier.hosts}
+        for host in work.hosts:
+            was = earlier_hosts.get(host.host, HostWork(host=host.host))
+            hosts[host.host].append((span, was, host))
+    return tuple(ranks), tuple(_host_rate(name, hosts[name]) for name in sorted(hosts))
+
+
+def _rank_rate(now: Progress, work: FeedWork, *, then: Progress, earlier: FeedWork) -> RankRate:
+    waited = max(now.wait_seconds - then.wait_seconds, 0.0)
+    stepped = waited + now.compute_seconds - then.compute_seconds
+    steady = max(now.steady_wait_seconds - then.steady_wait_seconds, 0.0)
+    # What a wait has beyond the steady steps' is for epochs' first batches.
+    first_waits = max(waited - steady, 0.0)
+    taken = max(work.taken - earlier.taken, 0)
+    wait = start_wait = None
+    if stepped > 0:
+        wait = wait_share(step_seconds=stepped, wait_seconds=waited)
+        if now.steady_steps:
+            start_wait = wait_share(step_seconds=stepped, wait_seconds=first_waits)
+    ready = max(work.ready_at_takes - earlier.ready_at_takes, 0)
+    return RankRate(
+        name=str(now.rank),
+        batches_per_second=taken / (work.seconds - earlier.seconds),
+        wait_share=wait,
+        # Each take notes how many batches were ready then.
+        queue_depth=ready / taken if taken else None,
+        window=work.window,
+        shards=work.shards,
+        shard_workers=work.shard_workers,
+        start_wait_share=start_wait,
+    )
+
+
+def _host_rate(name: str, shares: Sequence[tuple[float, HostWork, HostWork]]) -> HostRate:
+    latest = [now for _, _, now in shares]
+    workers = [now.num_workers for now in latest]
+    is_local = latest[0].is_local
+
+    def rate(counter: str) -> float:
+        total = 0.0
+        for seconds, was, now in shares:
+            total += max(getattr(now, counter) - getattr(was, counter), 0) / seconds
+        return total
+
+    return HostRate(
+        name=name,
+        batches_per_second=rate("batches"),
+        bytes_per_second=rate("frame_bytes"),
+        # A data host's workers serve all ranks, which report the same ones.
+        workers=sum(workers) if is_local else max(workers),
+        busy_workers=rate("busy_seconds"),
+        busy_cpus=rate("cpu_seconds"),
+        in_flight=sum(now.in_flight for now in latest),
+        credits=sum(now.credits for now in latest),
+        moved=sum(max(now.moved - was.moved, 0) for _, was, now in shares),
+    )
+
+
+@dataclass(eq=False, kw_only=True)
+class IntervalLog:
+    """Writes the run's rows to a file, created with the first one, and to the log.
+
+    Args:
+        steps: Of the leader's own ranks.
+        progress: What all ranks have reported.
+        gpu_means: Of each dnn host's GPUs since the last call, by host.
+        memory: What the hosts' memory has in use.
+        spent_usd: Dollars so far.
+
+    Attributes:
+        gpus: All GPUs that were seen, by host.
+    """
+
+    path: Path
+    log: Log
+    steps: RunSteps
+    progress: Callable[[], ProgressByRank] = dict
+    gpu_means: Callable[[], Mapping[str, Sequence[GpuState]]] = dict
+    memory: Callable[[], Sequence[HostMemoryNow]] = tuple
+    spent_usd: Callable[[], float | None] = lambda: None
+    clock: Callable[[], float] = time.monotonic
+    gpus: dict[str, dict[str, Gpu]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        # An earlier attempt's rows are not this one's.
+        self.path.unlink(missing_ok=True)
+        self._began = self._looked_at = self.clock()
+        self._before: ProgressByRank = {}
+        self._step_seconds = 0.0
+        self._is_broken = False
+
+    def tick(self) -> None:
+        now = self.clock()
+        due = min((now - self._began) * _SHARE_OF_RUN, _MAX_INTERVAL_SECONDS)
+        if now - self._looked_at >= max(INTERVAL_SECONDS, due):
+            self._look(now)
+
+    def close(self) -> None:
+        """Writes the rest; may be called twice."""
+        self._look(self.clock(), is_last=True)
+        self.steps.close()
+
+    def _look(self, now: float, *, is_last: bool = False) -> None:
+        seconds = now - self._looked_at
+        reports = self.progress()
+        steps = self.steps.look(reports, is_last=is_last)
+        if seconds <= 0:
+            return
+        if steps is not None:
+            self._step_seconds = steps.step_seconds
+        elif not is_last and seconds < _STEPS_OF_PATIENCE * self._step_seconds:
+            return
+        ranks, hosts = rates_between(self._before, reports)
+        gpus = tuple(self._gpu_rates())
+        if not (steps or ranks or gpus):
+            return
+        start = self._looked_at - self._began
+        self._before = reports
+        self._looked_at = now
+        shares = [gpu.utilization for gpu in gpus]
+        self._write(
+            Interval(
+                start_seconds=start,
+                seconds=seconds,
+                steps=steps,
+                spent_usd=self.spent_usd(),
+                gpu_utilization=known_mean([share for share in shares if share] or shares),
+                ranks=ranks,
+                hosts=hosts,
+                gpus=gpus,
+                memory=tuple(self.memory()),
+            )
+        )
+
+    def _gpu_rates(self) -> Iterable[GpuRate]:
+        for host, states in self.gpu_means().items():
+            for state in states:
+                number = state.gpu.number
+                self.gpus.setdefault(host, {})[number] = state.gpu
+                yield GpuRate(host=host, number=number, **msgspec.structs.asdict(state.sample))
+
+    def _write(self, interval: Interval) -> None:
+        row = msgspec.json.encode(interval).decode()
+        self.log.event(EventName.INTERVAL, row=row)
+        if self._is_broken:
+            return
+        try:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(row + "\n")
+        except OSError as err:
+            # A full disk must not end the training.
+            self._is_broken = True
+            text = f"cannot write {self.path}: {err.strerror}; the training continues"
+            self.log.event(EventName.RECORD_WRITE_FAILED, text=text)

@@ -1,0 +1,142 @@
+"""A data host: it serves batches, or runs an engine's command, until the run ends."""
+
+import os
+import threading
+
+import psutil
+
+from stoker.errors import FeedLostError, StokerError
+from stoker.feed.engine.agent import Agent
+from stoker.feed.engine.run_messages import HostEnd
+from stoker.host import machine, spawn
+from stoker.launch.engine import Engine, num_workers
+from stoker.launch.host_client import HostClient, HostRun
+from stoker.launch.process import (
+    SignalReceived,
+    end_descendants,
+    next_event,
+    reap_orphans,
+)
+from stoker.logs import EventName
+
+ASKED_TO_STOP_CODE = 143
+
+
+def serve(run: HostRun) -> int:
+    """Serves until the run ends; returns the exit code.
+
+    It is 0 if the dnn group decided, or was there and fell silent, 5 if it never came, 143 if this
+    host was asked to stop.
+
+    Raises:
+        StokerError: If this host failed before the leader knew it, or is started again.
+    """
+    if run.folder:
+        # Data workers import and open the training's files: their Python starts in its folder.
+        os.chdir(run.folder)
+    if run.settings.engine.name == "feed":
+        return _serve_batches(run)
+    return _serve_engine(run)
+
+
+def _serve_engine(run: HostRun) -> int:
+    run.output.mkdir(parents=True, exist_ok=True)
+    client = run.client(workers=num_workers(run))
+    engine = Engine(run)
+    failure = None
+    client.start()
+    try:
+        engine.serve(client)
+    finally:
+        engine.stop()
+        if engine.failure:
+            what, _, last_words = engine.failure.partition("\n")
+            failure = FeedLostError(what, where=f"data host {run.topology.host}", fix=last_words)
+        _tell_end(client, engine.failure)
+    return _exit_code(run, client, failure, is_asked=False)
+
+
+def _serve_batches(run: HostRun) -> int:
+    spawn.adopt_orphans()
+    workers = num_workers(run)
+    settings = run.settings
+    # A run with a data group has a token, or `keys_of` has refused it.
+    assert run.keys is not None
+    try:
+        agent = Agent(
+            run.keys,
+            run.log,
+            host=run.topology.host,
+            bind=run.listen_address,
+            port=settings.port or settings.feed.port,
+            workers=workers,
+        )
+    except OSError as err:
+        where = f"host {run.topology.host}"
+        raise FeedLostError(f"the agent cannot start: {err}", where=where) from err
+    # After the first loader process's start: what a dataset's crash leaves is the user's.
+    machine.turn_off_core_dumps()
+    # Now that the agent listens: trainers connect as soon as the leader has accepted this host.
+    client = run.client(port=agent.port, batch_port=agent.batch_port, workers=workers)
+    # The agent's own children: it reads their exit status itself.
+    children = {child.pid for child in psutil.Process().children()}
+    is_over, is_asked = threading.Event(), threading.Event()
+
+    def watch() -> None:
+        # Stops the agent on a verdict or a signal.
+        while not is_over.is_set():
+            event = next_event(run.inbox, 0.1)
+            if isinstance(event, SignalReceived):
+                run.log.event(EventName.SIGNAL_RECEIVED, number=event.number)
+                is_asked.set()
+            if event:
+                agent.stop()
+            else:
+                reap_orphans(spared=children)
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    client.start()
+    watcher.start()
+    failure: StokerError | None = None
+    reason = ""
+    try:
+        agent.run()
+    except Exception as err:
+        reason = str(err) or type(err).__name__
+        if not isinstance(err, StokerError):
+            raise
+        failure = err
+    finally:
+        # The watcher first: it would reap what is ended below.
+        is_over.set()
+        watcher.join()
+        _tell_end(client, reason)
+        end_descendants()
+    return _exit_code(run, client, failure, is_asked=is_asked.is_set())
+
+
+def _tell_end(client: HostClient, failure: str) -> None:
+    # "failed" is what trainers look for.
+    reason = f"failed: {failure}"[:4000] if failure else ""
+    client.tell(end=HostEnd(reason=reason))
+    # Behind its last words, which it sends.
+    client.close()
+
+
+def _exit_code(
+    run: HostRun, client: HostClient, failure: StokerError | None, *, is_asked: bool
+) -> int:
+    verdict = client.verdict
+    comes_back = run.settings.comes_back
+    if failure is not None and verdict is None:
+        if comes_back or not client.wait_until_welcome(0):
+            raise failure
+        # The leader knows why, and the dnn group decides the outcome.
+        return 0
+    # An evicted pod must not count as done.
+    if verdict is None or (comes_back and is_asked):
+        return ASKED_TO_STOP_CODE
+    run.log.event(EventName.DATA_HOST_ENDED, reason=verdict.reason)
+    # Perhaps only this host cannot reach the leader: restarted, it joins again.
+    is_over = verdict.kind == "decided" or (verdict.kind == "lost" and not comes_back)
+    return 0 if is_over else FeedLostError.exit_code

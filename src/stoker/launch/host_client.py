@@ -1,0 +1,335 @@
+"""This host's part of a run, and the thread in which its launcher talks with the run's server.
+
+The thread says every few seconds all that is so about this host (`HostState`) and keeps the answer
+(`RunState`). A leader that is silent for `feed.lease_seconds` is lost.
+"""
+
+import contextlib
+import secrets
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import zmq
+from msgspec.structs import replace
+
+from stoker.environment import ProcessSettings
+from stoker.errors import ProtocolError, UsageError
+from stoker.feed.engine.crypto import Keys, read_event, read_token, secure_client
+from stoker.feed.engine.run_messages import (
+    PROTOCOL_VERSION,
+    HostEnd,
+    HostState,
+    MemoryPeak,
+    RunState,
+    Unpacker,
+    pack,
+)
+from stoker.host import machine
+from stoker.host.processes import with_port
+from stoker.host.usage import MemoryUse, memory_use
+from stoker.launch.process import Decided, Inbox, SignalReceived
+from stoker.launch.topology import Topology
+from stoker.logs import EventName, Log
+from stoker.records import FeedSettings
+
+# Several fit into a lease, so that one that is lost and a busy machine do not end it.
+MAX_BEAT_SECONDS = 3.0
+FIRST_BEAT_SECONDS = 0.5
+# What listens at the leader's port refuses this host for so long: it has another token, or is
+# another program.
+REFUSED_SECONDS = 20.0
+# For a leader that is to hear of a failure; one that comes later waits for its start deadline.
+FAILURE_SECONDS = 30.0
+_POLL_MS = 50
+_REFUSED = (
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)
+VerdictKind = Literal["decided", "lost", "refused"]
+_Socket = zmq.Socket[bytes]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """Why this launcher must end; `decided` where the leader says so."""
+
+    kind: VerdictKind
+    reason: str
+
+
+class MemoryWatch:
+    """Highest use of this host's memory, of looks once a second."""
+
+    def __init__(self) -> None:
+        # The control group may be older than this run.
+        self._kills_before = machine.num_memory_kills() or 0
+        self._highest: MemoryUse | None = None
+
+    def look(self) -> MemoryPeak | None:
+        """Returns what was highest so far, and the use now; None: nothing is known."""
+        now = memory_use()
+        if now is None:
+            return None
+        # By share, as the nearest limit may be another one later.
+        if self._highest is None or now.share > self._highest.share:
+            self._highest = now
+        return MemoryPeak(
+            limit_bytes=self._highest.limit_bytes,
+            peak_bytes=self._highest.used_bytes,
+            used_bytes=now.used_bytes,
+            is_cgroups=self._highest.is_cgroups,
+            kills=max(0, (machine.num_memory_kills() or 0) - self._kills_before),
+        )
+
+
+class HostClient:
+    """The thread that talks with the run's server.
+
+    Args:
+        state: This host's, to begin with.
+        address: Name or address of the leader.
+        on_verdict: Called once, in the thread, when this launcher must end.
+
+    Attributes:
+        run: What was heard last of the run.
+        verdict: Why this launcher must end; None while it may run.
+    """
+
+    def __init__(
+        self,
+        state: HostState,
+        *,
+        keys: Keys,
+        address: str,
+        port: int,
+        feed: FeedSettings,
+        log: Log,
+        on_verdict: Callable[[Verdict], None],
+    ) -> None:
+        self.run = RunState()
+        self.verdict: Verdict | None = None
+        self._state = state
+        self._keys = keys
+        self._leader = with_port(address, port)
+        self._feed = feed
+        self._log = log
+        self._on_verdict = on_verdict
+        self._due_at = self._started_at = time.monotonic()
+        self._heard_at: float | None = None
+        self._refused_at: float | None = None
+        self._memory = MemoryWatch()
+        self._has_news = threading.Event()
+        self._is_welcome = threading.Event()
+        self._is_closing = threading.Event()
+        self._unpack = Unpacker(RunState)
+        self._thread = threading.Thread(target=self._run, name="host-client", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def tell(self, **changes: object) -> None:
+        """Changes fields of this host's state, which the leader hears at once; returns at once."""
+        self._state = replace(self._state, **changes)
+        self._has_news.set()
+
+    def wait_until_welcome(self, timeout_seconds: float) -> bool:
+        """Waits for the leader's first answer; False after the timeout."""
+        return self._is_welcome.wait(timeout_seconds)
+
+    def close(self) -> None:
+        """Ends the thread behind its last news; may be called twice. Blocks for 3 s at most."""
+        self._is_closing.set()
+        if self._thread.is_alive():
+            self._thread.join(3.0)
+
+    def _run(self) -> None:
+        try:
+            with zmq.Context() as context, context.socket(zmq.DEALER) as connection:
+                secure_client(connection, self._keys)
+                # States are said again: none waits for a connection. libzmq dials again by itself,
+                # and resolves the leader's name each time.
+                connection.immediate = True
+                connection.connect_timeout = 3000
+                connection.reconnect_ivl = 500
+                monitor = connection.get_monitor_socket(_REFUSED)
+                connection.connect(f"tcp://{self._leader}")
+                try:
+                    while not self._is_closing.is_set() or self._has_news.is_set():
+                        self._turn(connection, monitor)
+                finally:
+                    connection.disable_monitor()
+                    monitor.close(linger=0)
+                    # For the last state to leave.
+                    connection.linger = 500
+        except Exception as err:  # at the edge of a thread, for which the launcher must not wait
+            self._decide(Verdict(kind="lost", reason=f"the leader cannot be asked: {err!r}"))
+
+    def _turn(self, connection: _Socket, monitor: _Socket) -> None:
+        if self._has_news.is_set() or time.monotonic() >= self._due_at:
+            self._has_news.clear()
+            self._say(connection)
+        with contextlib.suppress(zmq.Again):
+            # Before it is judged: what came while this process stood still counts.
+            while connection.poll(_POLL_MS):
+                self._hear(connection.recv(zmq.NOBLOCK))
+        with contextlib.suppress(zmq.Again):
+            while True:
+                read_event(monitor)
+                # A handshake failed: of those in a row the first one counts.
+                self._refused_at = self._refused_at or time.monotonic()
+        if verdict := self._judged(time.monotonic()):
+            self._decide(verdict)
+
+    def _say(self, connection: _Socket) -> None:
+        beat = min(MAX_BEAT_SECONDS, self._feed.lease_seconds / 4)
+        self._due_at = time.monotonic() + (FIRST_BEAT_SECONDS if self._heard_at is None else beat)
+        # Without a connection it is said when it is due again.
+        with contextlib.suppress(zmq.Again):
+            connection.send(pack(replace(self._state, memory=self._memory.look())), zmq.NOBLOCK)
+
+    def _hear(self, packed: bytes) -> None:
+        try:
+            run = self._unpack(packed)
+        except ProtocolError as err:
+            self._log.event(EventName.MESSAGE_REFUSED, reason=err.what)
+            return
+        assert isinstance(run, RunState)
+        self._heard_at = time.monotonic()
+        self._refused_at = None
+        self.run = run
+        if not run.refusal and not self._is_welcome.is_set():
+            self._log.event(EventName.RUN_JOINED, leader=self._leader)
+            self._is_welcome.set()
+
+    def _judged(self, now: float) -> Verdict | None:
+        """Returns why this launcher must end, if it must."""
+        run = self.run
+        limit = self._feed.start_deadline_seconds
+        lease = self._feed.lease_seconds
+        kind: VerdictKind = "refused"
+        reason = ""
+        if run.refusal:
+            reason = f"the leader refuses it: {run.refusal}"
+        elif run.outcome is not None:
+            kind = "decided"
+            why = run.reason.partition("\n")[0]
+            reason = f"the training {run.outcome}" + (f": {why}" if why else "")
+        elif self._heard_at is not None:
+            if now - self._heard_at > lease:
+                kind = "lost"
+                reason = f"the leader {self._leader} was silent for more than {lease:g} s"
+        # Longer than a lease: the leader's image may still be pulled.
+        elif now - self._started_at > limit:
+            reason = f"the leader {self._leader} did not answer within {limit:g} s"
+        elif self._refused_at is not None and now - self._refused_at > REFUSED_SECONDS:
+            reason = (
+                f"what listens at {self._leader} refuses this host: the leader has another "
+                "run's token, or another program has its port (feed.port)"
+            )
+        return Verdict(kind=kind, reason=reason) if reason else None
+
+    def _decide(self, verdict: Verdict) -> None:
+        if self.verdict is None:
+            self.verdict = verdict
+            self._on_verdict(verdict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostRun:
+    """This host's part of a run.
+
+    Attributes:
+        keys: Keys of the run; None: this is the only host.
+        folder: Where the command runs, with modules that data hosts may need; None: here.
+    """
+
+    settings: ProcessSettings
+    topology: Topology
+    environ: Mapping[str, str]
+    output: Path
+    log: Log
+    inbox: Inbox
+    keys: Keys | None
+    folder: Path | None = None
+
+    @property
+    def leader_address(self) -> tuple[str, int]:
+        named = self.settings.coordinator
+        if not named:
+            return self.topology.leader, self.settings.feed.port
+        host, _, port = named.rpartition(":")
+        return host.strip("[]"), int(port)
+
+    @property
+    def listen_address(self) -> str:
+        """Interface to listen on: all, or loopback if that is what others connect to."""
+        own = (self.settings.advertise or "").strip("[]")
+        if own == "::1":
+            return "[::1]"
+        return own if own.startswith("127.") else "*"
+
+    def tell_ranks_to_save(self) -> None:
+        """Ends the training as SIGTERM to this host does; callable from any thread."""
+        self.inbox.put(SignalReceived(signal.SIGTERM, is_of_rule=True))
+
+    def client(self, *, port: int = 0, batch_port: int = 0, workers: int = 0) -> HostClient:
+        """Returns this host's client, whose verdict arrives as `Decided` in the inbox."""
+        assert self.keys is not None
+        topology = self.topology
+        address, leader_port = self.leader_address
+        state = HostState(
+            protocol=PROTOCOL_VERSION,
+            run_id=self.settings.run_id,
+            role=topology.role,
+            host=topology.host,
+            group=topology.group.name,
+            address=(self.settings.advertise or topology.host).strip("[]"),
+            port=port,
+            batch_port=batch_port,
+            workers=workers,
+            incarnation=secrets.token_hex(8),
+        )
+        return HostClient(
+            state,
+            keys=self.keys,
+            address=address,
+            port=leader_port,
+            feed=self.settings.feed,
+            log=self.log,
+            on_verdict=lambda verdict: self.inbox.put(Decided(verdict.reason)),
+        )
+
+    def tell_failure(self, reason: str) -> None:
+        """Tells the leader that this host fails before it has joined.
+
+        Blocks for FAILURE_SECONDS at most; never raises.
+        """
+        client = self.client()
+        client.tell(end=HostEnd(reason=reason))
+        client.start()
+        client.wait_until_welcome(FAILURE_SECONDS)
+        client.close()
+
+
+def keys_of(settings: ProcessSettings, topology: Topology) -> Keys | None:
+    """Returns the run's keys; None: it has one host.
+
+    Raises:
+        UsageError: If it has several, and no token.
+    """
+    if len(topology.hosts) == 1:
+        return None
+    if settings.token_file:
+        return Keys.from_token(read_token(settings.token_file))
+    raise UsageError(
+        "a run of several hosts needs a token, which authenticates them",
+        where="the folder of STOKER_RUN",
+        fix="start it by `stoker train`, or give all hosts the same run.json, with a file `token` "
+        "of 64 hexadecimal digits beside it",
+    )

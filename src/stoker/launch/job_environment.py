@@ -1,0 +1,301 @@
+"""What the training command gets on a dnn host: variables, arguments, and how it is started.
+
+With the variables and arguments that SageMaker's toolkit gives to a script, from the job folder's
+files, a script for SageMaker's images runs unchanged in any image and on any platform.
+"""
+
+import json
+import os
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import stoker
+from stoker.environment import ProcessSettings
+from stoker.errors import UsageError
+from stoker.host import machine
+from stoker.host.processes import LOOPBACK
+from stoker.launch.failures import ERROR_FILE
+from stoker.launch.host_client import HostRun
+from stoker.launch.topology import Topology
+from stoker.records import Json, read_text
+from stoker.records.engine import Strategy
+from stoker.records.hyperparameters import arguments, decoded
+
+STARTUP_DIR = Path(stoker.__file__).parent / "startup"
+# The toolkit's own hyperparameters: this prefix, and two names.
+_RESERVED_PREFIX = "sagemaker_"
+_RESERVED = ("_tuning_objective_metric", "default_user_module_name")
+OWN_CHANNELS = "stoker_"
+# The toolkit's own name the data hosts, too.
+_OF_HOSTS = (
+    "SM_HOSTS",
+    "SM_INSTANCE_GROUPS",
+    "SM_INSTANCE_GROUPS_DICT",
+    "SM_IS_HETERO",
+    "SM_RESOURCE_CONFIG",
+    "SM_TRAINING_ENV",
+)
+# The toolkit's default: logging.INFO.
+_LOG_LEVEL = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trainer:
+    """How a dnn host starts its training.
+
+    Attributes:
+        arguments: Appended to the command: the job's hyperparameters.
+        interface: Network interface of the hosts, if it is there.
+        master: Address and port at which torchrun or mpirun connects the hosts.
+    """
+
+    run: HostRun
+    strategy: Strategy
+    processes_per_host: int
+    arguments: tuple[str, ...]
+    interface: str | None
+    master: tuple[str, int]
+
+    @classmethod
+    def of(cls, run: HostRun) -> "Trainer":
+        """Returns the trainer of this host; raises UsageError if a file of the job is malformed."""
+        settings = run.settings
+        topology = run.topology
+        processes = settings.processes_per_host or max(1, machine.num_accelerators(run.environ))
+        strategy = settings.strategy
+        if strategy == "auto":
+            # One process needs no rendezvous.
+            strategy = "none" if processes * len(topology.dnn_hosts) == 1 else "torchrun"
+        address, port = run.leader_address
+        interface = topology.network_interface
+        names = [name for _, name in socket.if_nameindex()]
+        return cls(
+            run=run,
+            strategy=strategy,
+            processes_per_host=processes,
+            arguments=tuple(arguments(hyperparameters(settings))),
+            interface=interface if interface in names else None,
+            # feed.port is for the run's server and agents, the next for batches, the third for
+            # torchrun.
+            master=(address, port + 2),
+        )
+
+    def environ(self) -> dict[str, str]:
+        """Returns the command's environment."""
+        run = self.run
+        topology = run.topology
+        theirs = toolkit_variables(topology, run.settings.base_dir, environ=run.environ)
+        if machine.requested_vcpus(run.environ):
+            # Otherwise torch starts a thread per core of the node, which then compete.
+            threads = machine.usable_vcpus() // self.processes_per_host
+            theirs["OMP_NUM_THREADS"] = str(max(1, threads))
+        if self.interface:
+            theirs |= {"NCCL_SOCKET_IFNAME": self.interface, "GLOO_SOCKET_IFNAME": self.interface}
+        ours = own_variables(run, startup=STARTUP_DIR, has_data_group=bool(topology.data_hosts))
+        ours |= {
+            "STOKER_LAUNCHER_PID": str(os.getpid()),
+            "STOKER_METRICS": str(run.output / "metrics.json"),
+            "STOKER_RUN_ID": run.settings.run_id,
+            # torchelastic's, of the process that the launcher starts.
+            "TORCHELASTIC_ERROR_FILE": str(run.output / ERROR_FILE),
+        }
+        if run.keys:
+            address, port = run.leader_address
+            ours["STOKER_COORDINATOR"] = f"{address}:{port}"
+        if topology.data_hosts:
+            ours |= {name: theirs[name] for name in _OF_HOSTS}
+        if self.strategy == "none" and len(topology.dnn_hosts) > 1:
+            # For a command that starts its ranks itself, such as `accelerate launch`.
+            ours |= {
+                "MASTER_ADDR": self.master[0],
+                "MASTER_PORT": str(self.master[1]),
+                "NODE_RANK": str(topology.dnn_hosts.index(topology.host)),
+                "NNODES": str(len(topology.dnn_hosts)),
+            }
+        # Variables of the toolkit or the user take precedence over ours for SageMaker.
+        return {**theirs, **run.environ, **ours}
+
+    def command(self, command: Sequence[str]) -> tuple[str, ...]:
+        """Returns the command as started on this host: as it is, or under torchrun."""
+        if self.strategy == "none":
+            return tuple(command)
+        topology = self.run.topology
+        hosts = topology.dnn_hosts
+        where: tuple[str, ...] = ("--standalone", f"--local-addr={LOOPBACK}")
+        if len(hosts) > 1:
+            where = (
+                f"--nnodes={len(hosts)}",
+                f"--node-rank={hosts.index(topology.host)}",
+                f"--master-addr={self.master[0]}",
+                f"--master-port={self.master[1]}",
+                f"--rdzv-conf=timeout={round(self.run.settings.feed.start_deadline_seconds)}",
+            )
+        return (
+            # -P: a module in the working directory must not replace one of ours.
+            *(sys.executable, "-P", "-m", "stoker.launch.torchrun"),
+            *where,
+            f"--nproc-per-node={self.processes_per_host}",
+            "--max-restarts=0",
+            "--no-python",
+            *command,
+        )
+
+
+def own_variables(
+    run: HostRun, *, startup: Path | None = None, has_data_group: bool = False
+) -> dict[str, str]:
+    """Returns stoker's variables of a command on this host.
+
+    Args:
+        startup: Folder of a sitecustomize for its processes.
+        has_data_group: Whether their loaders take batches from the feed.
+    """
+    own = replace(
+        run.settings,
+        host=run.topology.host,
+        group=run.topology.group.name,
+        has_data_group=has_data_group,
+        output=run.output,
+    )
+    # stoker's first; it runs the next sitecustomize.
+    places = (startup, run.folder, run.environ.get("PYTHONPATH"))
+    return {
+        "PYTHONPATH": ":".join(str(place) for place in places if place),
+        # Output goes through a pipe: lines must not wait in a buffer.
+        "PYTHONUNBUFFERED": "1",
+        **own.to_environ("base_dir", "host", "group", "has_data_group", "output"),
+    }
+
+
+def hyperparameters(settings: ProcessSettings) -> dict[str, Json]:
+    """Returns the job's hyperparameters, decoded, without those for the toolkit."""
+    values = _parameters(settings.base_dir)
+    return {name: value for name, value in sorted(values.items()) if not _is_reserved(name)}
+
+
+def program(base_dir: Path, environ: Mapping[str, str]) -> str:
+    return environ.get("SAGEMAKER_PROGRAM") or _text(base_dir, "sagemaker_program")
+
+
+def module_dir(base_dir: Path) -> str:
+    return _text(base_dir, "sagemaker_submit_directory") or str(base_dir / "code")
+
+
+def toolkit_variables(
+    topology: Topology, base_dir: Path, *, environ: Mapping[str, str]
+) -> dict[str, str]:
+    """Returns the SM_* variables of the toolkit, for which the hosts that train are the cluster.
+
+    Raises:
+        UsageError: If a file of the job folder is malformed.
+    """
+    parameters = _parameters(base_dir)
+    values = {name: value for name, value in parameters.items() if not _is_reserved(name)}
+    described = _read(base_dir, "inputdataconfig.json")
+    # A container started by hand has no inputdataconfig.json, only folders.
+    data = base_dir / "input" / "data"
+    found = [child.name for child in data.iterdir() if child.is_dir()] if data.exists() else []
+    names = sorted(name for name in described or found if not name.startswith(OWN_CHANNELS))
+    folders: dict[str, Json] = {name: str(data / name) for name in names}
+    inputs: dict[str, Json] = {name: described[name] for name in names if name in described}
+    entry = program(base_dir, environ)
+    facts: dict[str, Json] = {
+        **_cluster(topology),
+        "user_entry_point": entry,
+        "module_name": entry.removesuffix(".py"),
+        "module_dir": module_dir(base_dir),
+        "log_level": parameters.get("sagemaker_container_log_level", _LOG_LEVEL),
+        "framework_module": environ.get("SAGEMAKER_TRAINING_MODULE"),
+        "input_dir": str(base_dir / "input"),
+        "input_config_dir": str(base_dir / "input" / "config"),
+        "model_dir": str(base_dir / "model"),
+        "output_dir": str(base_dir / "output"),
+        "output_data_dir": str(base_dir / "output" / "data"),
+        "output_intermediate_dir": str(base_dir / "output" / "intermediate"),
+        "input_data_config": inputs,
+        "num_cpus": machine.usable_vcpus(),
+        "num_gpus": machine.num_accelerators(environ),
+        "num_neurons": 0,
+    }
+    training_env: dict[str, Json] = {
+        **facts,
+        "channel_input_dirs": folders,
+        "hyperparameters": dict(values),
+        "distribution_hosts": list(topology.dnn_hosts),
+        "master_hostname": topology.leader,
+        "is_master": topology.is_leader,
+        "job_name": environ.get("TRAINING_JOB_NAME"),
+    }
+    facts |= {
+        "channels": list(names),
+        "hps": dict(values),
+        "user_args": list(arguments(dict(sorted(values.items())))),
+        "training_env": training_env,
+        **{f"channel_{name}": folder for name, folder in folders.items()},
+        **{f"hp_{name}": value for name, value in values.items()},
+    }
+    return {f"SM_{name.upper()}": _variable(value) for name, value in facts.items()}
+
+
+def _cluster(topology: Topology) -> dict[str, Json]:
+    """Returns what is said of the hosts that train, without the data hosts.
+
+    A script scales by the number of hosts, or starts a process group over them.
+    """
+    dnn = topology.dnn
+    hosts: list[Json] = list(dnn.hosts)
+    interface = topology.network_interface or "eth0"
+    group: dict[str, Json] = {
+        "instance_group_name": dnn.name,
+        "instance_type": dnn.instance_type,
+        "hosts": hosts,
+    }
+    current: dict[str, Json] = {
+        "current_host": topology.host,
+        "current_instance_type": dnn.instance_type,
+        "hosts": hosts,
+        "network_interface_name": interface,
+    }
+    return {
+        **current,
+        "current_instance_group": dnn.name,
+        "current_instance_group_hosts": hosts,
+        "instance_groups": [dnn.name],
+        "instance_groups_dict": {dnn.name: group},
+        "distribution_instance_groups": [dnn.name],
+        "is_hetero": False,
+        "resource_config": {**current, "current_group_name": dnn.name, "instance_groups": [group]},
+    }
+
+
+def _is_reserved(name: str) -> bool:
+    return name.startswith(_RESERVED_PREFIX) or name in _RESERVED
+
+
+def _parameters(base_dir: Path) -> dict[str, Json]:
+    document = _read(base_dir, "hyperparameters.json")
+    return {name: decoded(value) for name, value in document.items()}
+
+
+def _text(base_dir: Path, name: str) -> str:
+    value = _parameters(base_dir).get(name)
+    return "" if value is None else str(value)
+
+
+def _read(base_dir: Path, name: str) -> dict[str, Json]:
+    path = base_dir / "input" / "config" / name
+    if not path.exists():
+        return {}
+    try:
+        return dict(json.loads(read_text(path)))
+    except (ValueError, TypeError) as err:
+        raise UsageError(f"not a JSON object: {err}", where=str(path)) from None
+
+
+def _variable(value: Json) -> str:
+    if value is None or isinstance(value, str):
+        return value or ""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))

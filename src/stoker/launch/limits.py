@@ -1,0 +1,345 @@
+"""What the leader looks after while the training runs: figures in its log, and the run's limits.
+
+A run is ended if it has no step for `watchdog_minutes`, has spent `constraints.max_usd`, or takes
+longer than its platform allows for all attempts.
+"""
+
+import contextlib
+import math
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import psutil
+
+from stoker.feed.engine.run_messages import MemoryPeak
+from stoker.feed.rank_reports import batches_by_host, read_loadings
+from stoker.feed.timeline import FILE as TIMELINE_FILE
+from stoker.figures.gpus import GpuLog
+from stoker.figures.intervals import FILE, HostMemoryNow, IntervalLog, read_intervals
+from stoker.figures.measured import gpu_loads
+from stoker.figures.progress import BASELINE_TIMELINE, ProgressByRank, RunSteps
+from stoker.host.gpus import GpuState
+from stoker.host.processes import descendants, signal_all
+from stoker.launch.host_client import HostRun, MemoryWatch
+from stoker.launch.process import Decided
+from stoker.launch.run_server import RunServer
+from stoker.logs import EventName, Log
+from stoker.records.gpu import GpuLoads
+from stoker.records.training import Budget, GroupSpending
+from stoker.repeat import Clock
+from stoker.units import usd
+
+# In the leader's output folder: time of the run's first start, in seconds since 1970.
+FIRST_START_FILE = "first-start"
+WARN_SHARE = 0.8
+# Ignored by default: it kills no process without the handler. Torch, NCCL, MPI do not use it.
+STACKS_SIGNAL = signal.SIGURG
+# For the stacks, before the run is ended.
+STACKS_SECONDS = 10.0
+
+
+class Limits:
+    """The leader's figures and limits.
+
+    Args:
+        gpus: The load of this host's GPUs.
+        server: Of the other hosts.
+    """
+
+    def __init__(self, run: HostRun, *, gpus: GpuLog, server: RunServer) -> None:
+        self._run = run
+        self._server = server
+        self._gpus = gpus
+        self._memory = MemoryWatch()
+        settings = run.settings
+        self.spending = Spending(
+            settings.budget,
+            hosts={group.name: len(group.hosts) for group in run.topology.groups if group.hosts},
+            log=run.log,
+            earlier_seconds=earlier_seconds(run.output, settings.restarts, now=time.time()),
+            max_seconds=settings.max_run_seconds,
+        )
+        self._watchdog = Watchdog(
+            settings.watchdog_minutes or math.inf,
+            output=run.output,
+            log=run.log,
+        )
+        # In a profile the steps as they are, not those of its later phases.
+        timeline = TIMELINE_FILE if settings.profile is None else BASELINE_TIMELINE
+        self._intervals = IntervalLog(
+            path=run.output / FILE,
+            log=run.log,
+            steps=RunSteps(run.output, file=timeline),
+            progress=lambda: self.progress,
+            gpu_means=self._gpu_means,
+            memory=self._memory_now,
+            spent_usd=lambda: self.spending.usd,
+        )
+
+    @property
+    def progress(self) -> ProgressByRank:
+        """What the ranks have reported, which they do in runs of several hosts."""
+        return self._server.progress
+
+    def gpu_loads(self) -> GpuLoads:
+        """Returns the loads of all dnn hosts' GPUs, from the rows of the run."""
+        return gpu_loads(read_intervals(self._intervals.path), self._intervals.gpus)
+
+    def peaks(self) -> dict[str, MemoryPeak]:
+        """Returns the highest use of each host's memory, and the use now."""
+        peaks = {name: state.memory for name, state in self._server.hosts.states.items()}
+        peaks[self._run.topology.host] = self._memory.look()
+        return {name: peak for name, peak in sorted(peaks.items()) if peak}
+
+    def _gpu_means(self) -> dict[str, tuple[GpuState, ...]]:
+        hosts = self._server.hosts
+        others = {name: hosts.states[name].gpus for name in hosts.live}
+        return {self._run.topology.host: self._gpus.take(), **others}
+
+    def _memory_now(self) -> tuple[HostMemoryNow, ...]:
+        names = [name for name in HostMemoryNow.__struct_fields__ if name != "host"]
+        return tuple(
+            HostMemoryNow(host=host, **{name: getattr(peak, name) for name in names})
+            for host, peak in self.peaks().items()
+        )
+
+    def tick(self) -> None:
+        """Looks at everything that is due; called about twice a second."""
+        # First what ends a run: a fault in a figure skips what comes behind it.
+        if self.spending.tick():
+            self._server.tell(stage="ending")
+            self._run.tell_ranks_to_save()
+        if self._watchdog.tick():
+            self._run.inbox.put(Decided(self._watchdog.failure))
+        self._memory.look()
+        self._intervals.tick()
+
+    def close(self) -> None:
+        """Writes the last row, of what came after the last look."""
+        self._intervals.close()
+
+    @property
+    def failure(self) -> str:
+        """Why the run was ended here; empty: it ended otherwise."""
+        return self._watchdog.failure or self.spending.failure
+
+
+class Watchdog:
+    """The time since a run's last step, and the end of a run in which it is too long.
+
+    A step is a batch of any loader that stoker sees (`feed.timeline`), or a step of torch's
+    optimizers (`feed.rank_reports`), on the first host. Before the first step nothing is ended.
+
+    Args:
+        minutes: Minutes without a step after which the run is ended.
+        output: Folder of the leader's ranks.
+
+    Attributes:
+        failure: Why it ended the run; empty: it did not.
+    """
+
+    def __init__(
+        self,
+        minutes: float,
+        *,
+        output: Path,
+        log: Log,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self._seconds = 60 * minutes
+        self._output = output
+        self._log = log
+        self._clock = clock
+        self._counted = self._count()
+        # Of the last step; none yet.
+        self._step_at = math.inf
+        # Processes whose stacks are still to be written; None: the last step is not long ago.
+        self._unasked: list[psutil.Process] | None = None
+        self.failure = ""
+
+    def tick(self) -> bool:
+        """Returns True once, when the run is to be ended."""
+        now = self._clock()
+        if self.failure or math.isinf(self._seconds):
+            return False
+        counted = self._count()
+        if counted != self._counted:
+            self._counted = counted
+            self._step_at = now
+            self._unasked = None
+        silent = now - self._step_at
+        if silent < self._seconds:
+            return False
+        if self._unasked is None:
+            # Those without a handler ignore the signal.
+            self._unasked = descendants()
+        # One a tick, as lines of two would be mixed.
+        signal_all(self._unasked[:1], STACKS_SIGNAL)
+        self._unasked = self._unasked[1:]
+        if silent < self._seconds + STACKS_SECONDS:
+            return False
+        self.failure = (
+            f"no step for {silent / 60:.1f} min (watchdog_minutes); the stacks of the first "
+            "host's ranks are in its log"
+        )
+        self._log.event(EventName.NO_PROGRESS, text=self.failure)
+        return True
+
+    def _count(self) -> object:
+        """Returns what changes with each step."""
+        sizes = {}
+        for path in self._output.glob(TIMELINE_FILE.format(rank="*")):
+            with contextlib.suppress(OSError):
+                sizes[path.name] = path.stat().st_size
+        taken = [loading.optimizer_steps for loading in read_loadings(self._output)]
+        return sizes, taken
+
+
+def earlier_seconds(output: Path, restarts: int, *, now: float) -> float:
+    """Returns the seconds since the run's first start, which its output folder keeps.
+
+    A run that all its hosts begin for the first time has no `restarts`; `now` is this start.
+    """
+    file = output / FIRST_START_FILE
+    # A full disk, or no folder that is kept: this start is all that is known.
+    with contextlib.suppress(OSError, ValueError):
+        if restarts:
+            return max(0.0, now - float(file.read_text(encoding="utf-8")))
+        file.write_text(f"{now:.3f}", encoding="utf-8")
+    return 0.0
+
+
+class Spending:
+    """Dollars and time of the run so far, hosts x price x time, and why it is ended for them.
+
+    The leader lives as long as the job, and counts all hosts from its own start, or from the run's
+    first start. The record has the platform's own times instead, where it reports them.
+
+    Args:
+        earlier_seconds: From the run's first start to this one.
+
+    Attributes:
+        failure: Why the run is ended; empty: it is not.
+    """
+
+    def __init__(
+        self,
+        budget: Budget | None,
+        *,
+        hosts: Mapping[str, int],
+        log: Log,
+        earlier_seconds: float = 0.0,
+        max_seconds: float | None = None,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self._budget = budget or Budget()
+        self._prices = dict(self._budget.usd_per_hour)
+        if len(hosts) == 1 == len(self._prices):
+            # SageMaker has another name for the only group of a job.
+            self._prices = dict(zip(hosts, self._prices.values(), strict=True))
+        self._hosts = hosts
+        self._log = log
+        self._clock = clock
+        self._began = clock()
+        self._earlier_seconds = earlier_seconds
+        self._max_seconds = max_seconds or math.inf
+        self._is_warned = False
+        self.failure = ""
+
+    @property
+    def usd(self) -> float | None:
+        """Dollars of all groups; None if a price is not known, or nothing is billed."""
+        dollars = self._by_group()
+        return sum(dollars.values()) if len(dollars) == len(self._hosts) else None
+
+    def _by_group(self) -> dict[str, float]:
+        hours = self._seconds() / 3600
+        return {
+            name: self._prices[name] * count * hours
+            for name, count in self._hosts.items()
+            if name in self._prices
+        }
+
+    def _seconds(self) -> float:
+        return self._earlier_seconds + self._clock() - self._began
+
+    def tick(self) -> bool:
+        """Warns once; returns True once, when a limit is reached."""
+        if self.failure:
+            return False
+        spent = self.usd or 0.0
+        most = self._budget.max_usd or math.inf
+        dollars = f"{usd(spent, is_estimate=bool(self._budget.estimated))} spent"
+        limit = f"constraints.max_usd is {usd(most)}"
+        if self._seconds() >= self._max_seconds:
+            self.failure = f"all attempts together ran longer than {self._max_seconds:g} s"
+        elif spent >= most:
+            self.failure = f"max_usd reached: {dollars}, {limit}"
+        elif spent >= WARN_SHARE * most and not self._is_warned:
+            self._is_warned = True
+            text = f"{dollars}, {limit}; there the script is asked to save, and is then ended"
+            self._log.event(EventName.BUDGET_NEARLY_SPENT, usd=spent, max_usd=most, text=text)
+        if self.failure:
+            self._log.event(EventName.BUDGET_SPENT, reason=self.failure)
+        return bool(self.failure)
+
+    def of_groups(
+        self,
+        progress: ProgressByRank,
+        *,
+        dnn: str,
+        waited_seconds: float,
+        data_hosts: Mapping[str, Sequence[str]],
+        all_batches: int = 0,
+    ) -> tuple[GroupSpending, ...]:
+        """Returns what each group cost and made, and the share of its time without work.
+
+        Args:
+            dnn: Name of the group that trains.
+            waited_seconds: How long a rank waited for data that sent no report.
+            data_hosts: Hosts of the data groups whose batches the feed counts.
+            all_batches: Batches that the training took; 0: not counted.
+        """
+        made = batches_by_host(progress)
+        seconds = max(self._clock() - self._began, 1e-6)
+        dollars = self._by_group()
+        spending = []
+        for name in self._hosts:
+            hosts = data_hosts.get(name, ())
+            batches = None
+            if hosts and all_batches:
+                batches = sum(made.get(host, 0) for host in hosts)
+            # Of a data group none of whose workers was heard of.
+            idle = 1.0 if batches == 0 else None
+            if name == dnn:
+                waits = [report.wait_seconds for report in progress.values()]
+                # All ranks wait for the one that waits longest.
+                idle = max(waits, default=waited_seconds) / seconds
+            elif (share := _idle_share(progress, seconds=seconds, hosts=hosts)) is not None:
+                idle = share
+            spending.append(
+                GroupSpending(
+                    group=name,
+                    usd=dollars.get(name),
+                    idle_share=None if idle is None else min(1.0, max(0.0, idle)),
+                    batches=batches,
+                    all_batches=None if batches is None else all_batches,
+                )
+            )
+        return tuple(spending)
+
+
+def _idle_share(progress: ProgressByRank, *, seconds: float, hosts: Sequence[str]) -> float | None:
+    """Returns the share of these hosts' time in which their workers made nothing."""
+    busy = 0.0
+    workers = dict[str, int]()
+    for report in progress.values():
+        for host in report.feed.hosts if report.feed else ():
+            if host.host in hosts and not host.is_local:
+                busy += host.busy_seconds
+                # One host serves all ranks, which report the same workers.
+                workers[host.host] = max(workers.get(host.host, 0), host.num_workers)
+    total = sum(workers.values()) * seconds
+    return 1 - busy / total if total > 0 else None

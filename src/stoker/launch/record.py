@@ -1,0 +1,238 @@
+"""The leader's record of a run, training.json, and the metrics of its script."""
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from stoker.errors import UsageError
+from stoker.feed.bad_samples import join_files
+from stoker.feed.rank_reports import all_batches, counted_steps, why_unfed
+from stoker.feed.step_times import read_timelines
+from stoker.feed.timeline import FILE as TIMELINE_FILE
+from stoker.feed.timeline import read_timeline
+from stoker.figures.measured import StepsByRank, loader_counts, measure
+from stoker.launch.failures import read_bounded
+from stoker.launch.host_client import HostRun
+from stoker.launch.job_environment import Trainer, hyperparameters
+from stoker.launch.limits import Limits
+from stoker.launch.run_server import RunServer
+from stoker.launch.topology import platform_name
+from stoker.logs import EventName, Log, printable
+from stoker.records import Group, Host, HostMemory, Job, Json, Measured, Training, write_json
+from stoker.records.base import word_of
+from stoker.records.hyperparameters import record_of
+from stoker.records.training import EndState, Metric
+
+# Longer lines are dumps.
+MAX_LINE = 1000
+# Colours, and what else a terminal takes as no text.
+_COLOUR = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOutcome:
+    """How the training ended.
+
+    Attributes:
+        exit_code: The training command's; None if it never ran or another host ended it.
+    """
+
+    status: EndState
+    exit_code: int | None
+    failure: str | None = None
+
+
+class PrintedMetrics:
+    """Metrics that a script only prints: the last match of each gate's pattern in its output.
+
+    `read` is called by the threads that copy standard output and errors.
+
+    Attributes:
+        values: The text of the last match, by the metric's name.
+    """
+
+    def __init__(self, patterns: Mapping[str, str]) -> None:
+        self._patterns = {name: re.compile(text) for name, text in patterns.items()}
+        self.values: dict[str, str] = {}
+
+    def read(self, lines: bytes) -> None:
+        """Looks for the patterns in whole lines."""
+        if not self._patterns:
+            return
+        for line in _COLOUR.sub("", lines.decode(errors="replace")).splitlines():
+            for name, pattern in self._patterns.items():
+                for match in pattern.finditer(line[:MAX_LINE]):
+                    if match[1] is not None:
+                        self.values[name] = match[1]
+
+    def log_missing(self, log: Log) -> None:
+        for name in self._patterns.keys() - self.values.keys():
+            pattern = self._patterns[name].pattern
+            log.event(EventName.METRIC_NOT_IN_LOG, metric=name, pattern=pattern)
+
+
+def write_record(
+    outcome: RunOutcome,
+    run: HostRun,
+    *,
+    limits: Limits,
+    server: RunServer,
+    printed: PrintedMetrics,
+) -> None:
+    """Writes the leader's record.
+
+    Any error is logged, as the training has ended: its exit code counts.
+    """
+    printed.log_missing(run.log)
+    try:
+        record = _record(outcome, run, limits, server, printed)
+        write_json(run.output / "training.json", record)
+    except Exception as err:
+        what = err.what if isinstance(err, UsageError) else repr(err)
+        text = f"{what}: the training's figures are lost"
+        run.log.event(EventName.RECORD_WRITE_FAILED, text=text)
+        return
+    for group in record.useless_groups:
+        run.log.event(EventName.DATA_GROUP_IDLE, group=group.group, text=group.made_words)
+
+
+def _record(
+    outcome: RunOutcome,
+    run: HostRun,
+    limits: Limits,
+    server: RunServer,
+    printed: PrintedMetrics,
+) -> Training:
+    settings = run.settings
+    topology = run.topology
+    output = run.output
+    progress = limits.progress
+    timelines = read_timelines(output)
+    measured = measure(timelines, progress, replica_of=settings.feed.replica)
+    waited_seconds = 0.0
+    if measured is not None:
+        measured = _with_loaders(measured, output, timelines=timelines)
+        waited_seconds = measured.wait_seconds * measured.steps
+    steps = counted_steps(output, timelines, progress)
+    trainer = Trainer.of(run)
+    per_host = trainer.processes_per_host
+    # dnn first, as readers of the record expect.
+    groups = sorted(
+        (group for group in topology.groups if group.hosts), key=lambda group: group.role != "dnn"
+    )
+    fed_hosts = {}
+    if settings.engine.name == "feed" and settings.profile is None:
+        fed_hosts = {group.name: group.hosts for group in groups if group.role == "data"}
+    why = ""
+    if fed_hosts and outcome.status == "succeeded" and (why := why_unfed(output, progress)):
+        run.log.event(EventName.FEED_UNUSED, text=why)
+        server.note(why, host=topology.host)
+    return Training(
+        workload_sha256=settings.workload_sha256,
+        status=outcome.status,
+        exit_code=outcome.exit_code,
+        failure=outcome.failure,
+        groups=tuple(
+            Group(
+                name=group.name,
+                role=group.role,
+                instance_type=group.instance_type or "unknown",
+                count=len(group.hosts),
+                processes_per_host=per_host if group.role == "dnn" else None,
+                workers_per_host=settings.workers.get(group.role),
+            )
+            for group in groups
+        ),
+        hosts=tuple(
+            Host(
+                host=host,
+                group=group.name,
+                rank=index * per_host if group.role == "dnn" else None,
+            )
+            for group in groups
+            for index, host in enumerate(group.hosts)
+        ),
+        strategy=trainer.strategy,
+        engine=settings.engine.name,
+        hyperparameters=record_of(hyperparameters(settings)),
+        measured=measured,
+        memory=tuple(
+            HostMemory(
+                host=host,
+                limit_bytes=peak.limit_bytes,
+                peak_bytes=peak.peak_bytes,
+                limited_by="cgroup" if peak.is_cgroups else "machine",
+                kills=peak.kills,
+            )
+            for host, peak in limits.peaks().items()
+        ),
+        gpus=limits.gpu_loads(),
+        metrics=_metrics(run, printed=printed.values),
+        events=tuple(server.events),
+        steps=steps,
+        spending=limits.spending.of_groups(
+            progress,
+            dnn=topology.dnn.name,
+            waited_seconds=waited_seconds,
+            data_hosts=fed_hosts,
+            all_batches=all_batches(output, progress) or steps or 0,
+        ),
+        is_unfed=bool(why),
+        # Ranks of other hosts report theirs; without a data group nobody reports.
+        bad_samples=max(
+            _listed(output, run.log), sum(report.bad_samples for report in progress.values())
+        ),
+        job=Job(platform=platform_name(topology, run.environ), name=settings.run_id),
+    )
+
+
+def _listed(output: Path, log: Log) -> int:
+    """Joins the lists of bad samples of this host's ranks; returns their number."""
+    try:
+        return join_files(output)
+    except (OSError, ValueError) as err:
+        log.event(EventName.RECORD_WRITE_FAILED, text=f"bad samples cannot be listed: {err}")
+        return 0
+
+
+def _with_loaders(measured: Measured, output: Path, *, timelines: StepsByRank) -> Measured:
+    rows = read_timeline(output / (measured.timeline_file or ""))
+    for rank, steps in timelines.items():
+        if measured.timeline_file == TIMELINE_FILE.format(rank=rank):
+            return replace(measured, loaders=loader_counts(rows, steps))
+    return measured
+
+
+def _metrics(run: HostRun, *, printed: Mapping[str, str]) -> dict[str, Metric]:
+    """Returns the script's metrics: what it reported, and what a gate's pattern found in its log.
+
+    A pattern comes first: the gate names it. What is no finite number is a text.
+    """
+    reported: dict[str, Json] = {}
+    try:
+        reported = dict(
+            json.loads(read_bounded(run.settings.metrics or run.output / "metrics.json"))
+        )
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError, TypeError, RecursionError) as err:
+        run.log.event(EventName.METRICS_FAILED, reason=str(err))
+    metrics: dict[str, Metric] = {}
+    for name, value in {**reported, **printed}.items():
+        try:
+            # null: as JavaScript and SQL write NaN.
+            number = float("nan" if value is None else value)  # type: ignore[arg-type]
+        except (TypeError, ValueError, OverflowError):
+            reason = f"not a number: {value!r}"
+            run.log.event(EventName.METRIC_NOT_A_NUMBER, metric=name, reason=reason)
+            if isinstance(value, str):
+                metrics[name] = printable(value)
+            continue
+        # JSON has no NaN.
+        metrics[name] = number if math.isfinite(number) else word_of(number)
+    return metrics

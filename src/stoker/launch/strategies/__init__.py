@@ -1,1 +1,0 @@
-"""Strategies: how the training command starts on dnn hosts; `start` chooses, by the workload."""

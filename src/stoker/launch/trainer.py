@@ -1,0 +1,342 @@
+"""A dnn host: it trains, and leads the run or follows its leader.
+
+Who ends the training command: a limit (`limits`), another host's failure or an engine's, or a
+signal; `process` sends it the signals. The leader then says why, and with which exit code all
+hosts end. A failure that only says that a peer is gone is no cause: its host waits for another's.
+"""
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+
+from stoker.environment import PROFILE_ENDED_FILE
+from stoker.errors import EXIT_PEER_LOST, RESTARTING_CODES, PlatformError, StokerError
+from stoker.failure_reasons import says_peer_is_gone
+from stoker.feed.engine.run_messages import HostEnd
+from stoker.feed.rank_reports import discard_loadings
+from stoker.figures.gpus import GpuLog
+from stoker.launch.engine import Engine
+from stoker.launch.failures import ERROR_FILE, failure_of, read_failure, write_failure
+from stoker.launch.host_client import HostClient, HostRun
+from stoker.launch.job_environment import Trainer
+from stoker.launch.limits import Limits
+from stoker.launch.mpi import MpiHost
+from stoker.launch.process import (
+    Decided,
+    Ending,
+    SignalReceived,
+    next_event,
+    supervise,
+    wait_for,
+    with_own_python,
+)
+from stoker.launch.prometheus import metrics_served
+from stoker.launch.record import PrintedMetrics, RunOutcome, write_record
+from stoker.launch.run_server import HostChange, HostTable, RunServer, failed
+from stoker.launch.secrets import fetched_secrets
+from stoker.launch.topology import is_job_pod
+from stoker.logs import EventName
+from stoker.records.secrets import parts_to_hide
+from stoker.records.training import STARTED
+
+# A host that never came: the platform's code, as the training has none.
+HOST_LOST = PlatformError.exit_code
+# Before a host says that a peer is gone: for that peer, which knows why.
+CAUSE_SECONDS = 3.0
+# Beyond a lease, for the news that a peer was lost.
+NEWS_SECONDS = 5.0
+
+
+def lead(run: HostRun, command: Sequence[str]) -> int:
+    """Trains on the first dnn host, serves the others, and writes the record."""
+    failures: list[HostChange] = []
+
+    def fail(change: HostChange) -> None:
+        failures.append(change)
+        run.inbox.put(Decided(change.words.partition("\n")[0]))
+
+    host = run.topology.host
+    roles = {host: group.role for group in run.topology.groups for host in group.hosts}
+    del roles[host]
+    hosts = HostTable(
+        roles,
+        run_id=run.settings.run_id,
+        feed=run.settings.feed,
+        now=time.monotonic(),
+    )
+    server = RunServer(
+        keys=run.keys,
+        hosts=hosts,
+        log=run.log,
+        address=run.listen_address,
+        port=run.settings.port or run.leader_address[1],
+        on_failure=fail,
+    )
+    engine = Engine(run, lambda words: failures.append(failed(host, exit_code=None, reason=words)))
+    try:
+        server.start()
+        return _lead(run, command, server=server, engine=engine, failures=failures)
+    # Also KeyboardInterrupt: otherwise the other hosts wait until their leases expire.
+    except BaseException as err:
+        server.tell(outcome="failed", exit_code=None, reason=repr(err))
+        raise
+    finally:
+        engine.stop()
+        server.close()
+
+
+def _lead(
+    run: HostRun,
+    command: Sequence[str],
+    *,
+    server: RunServer,
+    engine: Engine,
+    failures: list[HostChange],
+) -> int:
+    host = run.topology.host
+    server.note(STARTED, host=host)
+    gpus = GpuLog(environ=run.environ, log=run.log)
+    limits = Limits(run, gpus=gpus, server=server)
+    printed = PrintedMetrics(run.settings.metric_patterns)
+
+    def tick() -> None:
+        engine.is_whole(server)
+        limits.tick()
+
+    with metrics_served(run, limits, server):
+        ending = engine.lead(server) or _train(
+            run, command, peer=server, engine=engine, gpus=gpus, tick=tick, read=printed.read
+        )
+    limits.close()
+    if failure := limits.failure:
+        # All hosts end with 0, which no platform restarts; the record says that it failed.
+        outcome, code = RunOutcome(status="failed", exit_code=0, failure=failure), 0
+    else:
+        ending = _await_others(run, server, ending, failures)
+        outcome, code = _judged(run, ending, failures)
+    server.tell(outcome=outcome.status, exit_code=code, reason=(outcome.failure or "")[:1000])
+    engine.stop()
+    if outcome.failure:
+        reason = outcome.failure.partition("\n")[0]
+        run.log.event(EventName.TRAINING_FAILED, reason=reason)
+        write_failure(run.settings.base_dir, outcome.failure, run.log)
+    server.note(f"training {outcome.status}", host=host)
+    # Before the data hosts have ended: meanwhile this process may be killed.
+    write_record(outcome, run, limits=limits, server=server, printed=printed)
+    run.log.event(EventName.TRAINING_ENDED, status=outcome.status, exit_code=code)
+    return code
+
+
+def follow(run: HostRun, command: Sequence[str]) -> int:
+    """Trains on another dnn host, and ends when the leader says so or is lost."""
+    client = run.client()
+    engine = Engine(run)
+    client.start()
+    try:
+        # The leader's name may resolve late; torchrun is started once it does.
+        ending = wait_for(run.inbox, lambda: client.wait_until_welcome(0), seconds=float("inf"))
+        if ending:
+            run.log.event(EventName.TRAINING_NOT_STARTED, reason=ending.decided)
+            return HOST_LOST if ending.decided else ending.exit_code
+        gpus = GpuLog(
+            environ=run.environ,
+            log=run.log,
+            tell=lambda states: client.tell(gpus=states),
+        )
+
+        def tick() -> None:
+            if client.run.stage == "ending":
+                run.tell_ranks_to_save()
+
+        ending = engine.follow(client) or _train(
+            run, command, peer=client, engine=engine, gpus=gpus, tick=tick
+        )
+        return _end_of_follower(run, client, engine, ending)
+    finally:
+        engine.stop()
+        client.close()
+
+
+# The command.
+
+
+def _train(
+    run: HostRun,
+    command: Sequence[str],
+    *,
+    peer: RunServer | HostClient,
+    engine: Engine,
+    gpus: GpuLog,
+    tick: Callable[[], None],
+    read: Callable[[bytes], None] = lambda _: None,
+) -> Ending:
+    """Runs the training command of this host to its end, for which it blocks.
+
+    Args:
+        peer: The leader's server, or another host's client.
+        tick: Called about twice a second.
+        read: Gets the command's output.
+    """
+    output = run.output
+    profile_ended = output / PROFILE_ENDED_FILE
+    # Of an earlier attempt in the same folder.
+    for earlier in (profile_ended, output / ERROR_FILE):
+        earlier.unlink(missing_ok=True)
+    discard_loadings(output)
+    trainer = Trainer.of(run)
+    mpi = MpiHost(trainer, peer)
+    environ = trainer.environ() | engine.environment
+    try:
+        environ |= fetched_secrets(run.environ, role="dnn")
+    except StokerError as err:
+        return Ending(exit_code=err.exit_code, refused=str(err))
+    words = with_own_python((*command, *trainer.arguments))
+    line: tuple[str, ...] | Ending = trainer.command(words)
+    is_mpi = trainer.strategy == "mpi"
+
+    def on_tick() -> None:
+        mpi.tick()
+        tick()
+
+    try:
+        if is_mpi:
+            environ = mpi.environ(environ)
+            line = mpi.line(words, environ)
+        if isinstance(line, Ending):
+            return line
+        # Not before: a command that is refused leaves no samples.
+        gpus.start()
+        ending = supervise(
+            line,
+            environ=environ,
+            folder=run.folder,
+            asks_children=is_mpi,
+            hidden=parts_to_hide(environ.get(name, "") for name in run.settings.secret_names),
+            inbox=run.inbox,
+            log=run.log,
+            on_tick=on_tick,
+            read=read,
+        )
+    finally:
+        gpus.close()
+        mpi.close()
+    if is_mpi and read_failure(output) and not (ending.decided or ending.signals):
+        # mpirun's daemon ends with 0; its ranks know more.
+        ending = dataclasses.replace(ending, exit_code=ending.exit_code or 1)
+    if profile_ended.exists():
+        # A profile ends the command early, which is not a failure.
+        ending = dataclasses.replace(ending, exit_code=0)
+    return _as_a_pod_ends(run, ending)
+
+
+def _as_a_pod_ends(run: HostRun, ending: Ending) -> Ending:
+    """Returns the end with the signal's code if a pod was asked to end.
+
+    A command that saves on SIGTERM exits with 0, and Kubernetes would take the job as finished; any
+    other code is a failure if the pod is deleted: only evictions have a DisruptionTarget.
+    """
+    if ending.signals and is_job_pod(run.environ):
+        return dataclasses.replace(ending, exit_code=128 + ending.signals[0])
+    return ending
+
+
+# Why the run ended.
+
+
+def _await_others(
+    run: HostRun, server: RunServer, ending: Ending, failures: list[HostChange]
+) -> Ending:
+    """Waits for the other dnn hosts, which may have more to do, or be the cause of a failure.
+
+    After success, each of them has until its lease ends, or the start deadline if it has not come
+    yet; after a failure that only says that a peer is gone, until a lease has shown why. A signal
+    ends the wait.
+    """
+    if ending.exit_code and not (ending.decided or ending.signals):
+        reason = _failure_here(run, ending)
+        if run.settings.strategy == "mpi" and not read_failure(run.output):
+            # mpirun's message about a rank elsewhere, whose host has the rank's own.
+            reason += "\nmpirun: a rank of a peer failed, or left no error"
+        failures.append(failed(run.topology.host, exit_code=ending.exit_code, reason=reason))
+    deadline = time.monotonic() + run.settings.feed.lease_seconds + NEWS_SECONDS
+    while not ending.signals:
+        has_failed = bool(failures) or ending.exit_code != 0
+        has_cause = not all(change.is_consequence for change in failures)
+        is_late = has_failed and time.monotonic() > deadline
+        if has_cause or is_late or not server.hosts.trainers(live_only=has_failed):
+            break
+        happening = next_event(run.inbox, 0.1)
+        if isinstance(happening, SignalReceived):
+            ending = _as_a_pod_ends(run, dataclasses.replace(ending, signals=(happening.number,)))
+    return ending
+
+
+def _judged(run: HostRun, ending: Ending, failures: Sequence[HostChange]) -> tuple[RunOutcome, int]:
+    """Returns how the run ended, and the exit code of all its hosts."""
+    # First: failures of ranks that were asked to end do not count.
+    if ending.signals:
+        return RunOutcome(status="stopped", exit_code=ending.exit_code), ending.exit_code
+    if not failures:
+        return RunOutcome(status="succeeded", exit_code=0), 0
+    cause = next((change for change in failures if not change.is_consequence), failures[0])
+    own_code = cause.end.exit_code
+    code = EXIT_PEER_LOST if cause.is_loss else _code_of_command(run, own_code or HOST_LOST)
+    return RunOutcome(status="failed", exit_code=own_code, failure=cause.words), code
+
+
+def _failure_here(run: HostRun, ending: Ending) -> str:
+    return failure_of(ending, host=run.topology.host, output=run.output)
+
+
+def _code_of_command(run: HostRun, code: int) -> int:
+    # Any failure: the command's own code would restart the job as the loss of a host does.
+    restarts = RESTARTING_CODES if is_job_pod(run.environ) else (EXIT_PEER_LOST,)
+    return 1 if code in restarts else code
+
+
+def _end_of_follower(run: HostRun, client: HostClient, engine: Engine, ending: Ending) -> int:
+    """Tells the leader how this host's training ended; returns this host's exit code."""
+    if client.run.stage == "ending":
+        # As the leader does: with another code a platform would restart the run.
+        client.tell(end=HostEnd(exit_code=0))
+        return 0
+    failure = ""
+    if client.verdict is None and not ending.signals:
+        failure = engine.failure or (_failure_here(run, ending) if ending.exit_code else "")
+        if not failure:
+            # The leader stops waiting for this training; others may have need of its engine.
+            client.tell(stage="done")
+            _await_verdict(run, client, float("inf"))
+        elif says_peer_is_gone(failure):
+            _await_verdict(run, client, CAUSE_SECONDS)
+    client.tell(
+        end=HostEnd(
+            exit_code=None if engine.failure else ending.exit_code,
+            reason=failure[:4000],
+            is_signalled=bool(ending.signals),
+        )
+    )
+    if failure:
+        write_failure(run.settings.base_dir, failure, run.log)
+    if says_peer_is_gone(failure):
+        _await_verdict(run, client, run.settings.feed.lease_seconds + NEWS_SECONDS)
+    verdict = client.verdict
+    if ending.signals:
+        return ending.exit_code
+    if verdict is None:
+        return HOST_LOST if engine.failure else _code_of_command(run, ending.exit_code)
+    # The leader was lost, or refused this host: the run's outcome is not known.
+    if verdict.kind != "decided":
+        return EXIT_PEER_LOST if verdict.kind == "lost" else HOST_LOST
+    if client.run.outcome == "stopped":
+        # The leader's host was asked to end; the training here may have ended well before.
+        return EXIT_PEER_LOST if failure or ending.decided else 0
+    return HOST_LOST if client.run.exit_code is None else client.run.exit_code
+
+
+def _await_verdict(run: HostRun, client: HostClient, seconds: float) -> None:
+    """Waits until it is known how the run ended, or the leader is lost. A signal ends the wait."""
+    deadline = time.monotonic() + seconds
+    while client.verdict is None and time.monotonic() < deadline:
+        if isinstance(next_event(run.inbox, 0.1), SignalReceived):
+            break

@@ -1,1 +1,0 @@
-"""Kubeflow Pipelines: compiled pipelines, and the client of their runs."""

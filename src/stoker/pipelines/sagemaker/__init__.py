@@ -1,1 +1,0 @@
-"""SageMaker Pipelines: compiled pipelines, roles, and the client of their runs."""

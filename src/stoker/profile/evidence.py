@@ -1,0 +1,110 @@
+"""What happens beside timed steps: the interpreter lock, quotas, other programs."""
+
+import threading
+import time
+
+import msgspec
+
+from stoker.host.machine import groups_of, thread_clock
+from stoker.host.usage import (
+    children_cpu_seconds,
+    elsewhere_cpu_seconds,
+    machine_cpu_seconds,
+    queued_seconds,
+    throttling,
+)
+from stoker.profile.rank_results import Evidence
+
+# 50 knocks per second in a busy interpreter take 0.3% of a vCPU.
+KNOCK_SECONDS = 0.02
+# Python code gives the lock up after 5 ms, if asked; torch's operations do not hold it as long.
+HELD_SECONDS = 0.004
+
+
+class StepWatch:
+    """Observes the reading thread's steps, the process's threads and the machine, at little cost.
+
+    While steps are watched, another thread knocks: it sleeps, and measures how long it then waits
+    for the interpreter lock. It does not exist when workers are forked.
+
+    Attributes:
+        is_reading: The reading thread is in next().
+    """
+
+    def __init__(self) -> None:
+        self.is_reading = False
+        self.result = Evidence()
+        self._steps = 0
+        self._wait = self._receive = 0.0
+        self._knocks = self._held_knocks = 0
+        self._began: Evidence | None = None
+        self._tid = 0
+        self._is_over = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def got(self, *, wait: float, receive: float, is_counted: bool) -> None:
+        """Records that the reading thread has its batch; steps before `is_counted` are warm-up."""
+        self.is_reading = False
+        if self._began is not None:
+            self._steps += 1
+            self._wait += wait
+            self._receive += receive
+        elif is_counted:
+            self._tid = threading.get_native_id()
+            self._began = self._sums()
+            self._is_over = threading.Event()
+            self._thread = threading.Thread(target=self._knock, name="stoker-watch", daemon=True)
+            self._thread.start()
+
+    def pause(self) -> None:
+        """Blocks for a moment, until the knocking thread has ended; may be called twice."""
+        self.is_reading = False
+        if self._thread is None or self._began is None:
+            return
+        self._is_over.set()
+        self._thread.join()
+        now = self._sums()
+        sums = {
+            name: getattr(self.result, name) + getattr(now, name) - getattr(self._began, name)
+            for name in Evidence.__struct_fields__
+        }
+        self.result = msgspec.convert(sums, Evidence)
+        self._began = self._thread = None
+
+    def _sums(self) -> Evidence:
+        """Returns all counters as they are now."""
+        own = thread_clock(self._tid) or 0.0
+        # Groups are nested, and each may have a quota: the one that stopped it longest counts.
+        stopped_seconds, stopped_periods, periods = max(
+            (throttling(group) for group in groups_of("cpu")), default=(0.0, 0, 0)
+        )
+        process = time.process_time()
+        return Evidence(
+            seconds=time.monotonic(),
+            steps=self._steps,
+            wait_seconds=self._wait,
+            own_cpu_seconds=own - self._receive,
+            queued_seconds=queued_seconds(f"/proc/self/task/{self._tid}"),
+            other_threads_seconds=process - own,
+            process_seconds=process,
+            children_seconds=children_cpu_seconds(),
+            knocks=self._knocks,
+            held_knocks=self._held_knocks,
+            busy_seconds=machine_cpu_seconds(),
+            elsewhere_seconds=elsewhere_cpu_seconds(),
+            periods=periods,
+            throttled_periods=stopped_periods,
+            throttled_seconds=stopped_seconds,
+        )
+
+    def _knock(self) -> None:
+        while not self._is_over.is_set():
+            queued = queued_seconds("/proc/thread-self")
+            slept_at = time.monotonic()
+            time.sleep(KNOCK_SECONDS)
+            late = time.monotonic() - slept_at - KNOCK_SECONDS
+            if not self.is_reading:
+                self._knocks += 1
+                # Without the time in which it could run and others had the CPU.
+                late -= queued_seconds("/proc/thread-self") - queued
+                self._held_knocks += late >= HELD_SECONDS

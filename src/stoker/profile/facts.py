@@ -1,0 +1,200 @@
+"""Facts about batches, the loader that makes them, which loader is measured, and its host."""
+
+import contextlib
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import cast
+from weakref import ref
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from stoker.environment import named_instance_type
+from stoker.feed.bookkeeping import FormerLoader, line_words
+from stoker.feed.engine.pickler import factories_in
+from stoker.feed.foreign_loaders import reach_of
+from stoker.feed.placement import digests_of, is_taken_whole
+from stoker.profile.rank_results import BatchFacts, Inventory
+from stoker.records import ProfiledLoader
+
+_FLOATS = (torch.float32, np.float32)
+# A loader that is read where no gradients are wanted is for validation, unless nothing else comes.
+MAX_BATCHES_WITHOUT_GRADIENTS = 50
+
+
+def leaves(batch: object) -> Iterator[torch.Tensor]:
+    """Yields a batch's tensors and arrays; looks one level into other objects."""
+    if isinstance(batch, torch.Tensor | np.ndarray):
+        # Of an array only what a tensor has, too, is asked.
+        yield cast("torch.Tensor", batch)
+    elif isinstance(batch, Mapping):
+        for value in batch.values():
+            yield from leaves(value)
+    elif isinstance(batch, Sequence) and not isinstance(batch, str | bytes | bytearray):
+        for item in batch:
+            yield from leaves(item)
+    elif hasattr(batch, "__dict__"):
+        held = vars(batch).values()
+        yield from (value for value in held if isinstance(value, torch.Tensor))
+
+
+def num_samples(batch: object) -> int:
+    """Returns the first dimension of the first tensor with one, else the length, or 1."""
+    for leaf in leaves(batch):
+        if leaf.ndim:
+            return int(leaf.shape[0])
+    return max(1, len(batch)) if isinstance(batch, list | tuple) else 1
+
+
+def facts(batch: object) -> BatchFacts:
+    held = [*leaves(batch)]
+    # Sparse tensors have no size.
+    dense = [leaf for leaf in held if getattr(leaf, "layout", torch.strided) is torch.strided]
+    # Four dimensions: sample, channel, height, width.
+    images = [leaf for leaf in dense if leaf.ndim >= 4 and leaf.dtype in _FLOATS]
+    return BatchFacts(
+        samples=num_samples(batch),
+        num_bytes=sum(leaf.nbytes for leaf in dense),
+        num_tensors=len(held),
+        float_image_bytes=sum(image.nbytes for image in images),
+    )
+
+
+def facts_of(loader: DataLoader[object]) -> ProfiledLoader:
+    name, reach = reach_of(type(loader))
+    is_stream = isinstance(loader.dataset, IterableDataset)
+    return ProfiledLoader(
+        class_name=name,
+        reach=reach,
+        iterable=is_stream,
+        # A stream without workers is one shard.
+        shards=max(1, loader.num_workers) if is_stream else None,
+    )
+
+
+def length_of(loader: DataLoader[object]) -> int | None:
+    try:
+        return len(loader)
+    except (TypeError, NotImplementedError):
+        return None
+
+
+class MainLoader:
+    """The loader whose steps are the training's.
+
+    It is the first of which a second batch is read with gradients on (a script may look at one
+    batch of any loader); the next one when it is gone, or when the script makes it again, even if
+    something still holds the former one, as accelerate does with every prepared loader.
+    """
+
+    def __init__(self) -> None:
+        # Weak: a loader that the script drops must end its workers, as it does without a profile.
+        self._loader: Callable[[], DataLoader[object] | None] = lambda: None
+        self._former: FormerLoader | None = None
+
+    def is_(self, loader: DataLoader[object], *, delivered: int) -> bool:
+        """Whether `loader`, with `delivered` batches in this epoch, is or becomes the main one."""
+        main = self._loader()
+        if main is loader:
+            return True
+        trains = torch.is_grad_enabled() and delivered > 0
+        is_next = main is None and (trains or delivered >= MAX_BATCHES_WITHOUT_GRADIENTS)
+        if not (is_next or (self._former and self._former.is_made_again(loader))):
+            return False
+        self._loader = ref(loader)
+        self._former = FormerLoader(loader)
+        return True
+
+
+def early_digests(loader: DataLoader[object]) -> dict[str, str]:
+    """Returns digests of what a map-style loader without workers makes its batches from."""
+    is_left = loader.num_workers or isinstance(loader.dataset, IterableDataset)
+    # Data hosts make a dataset by name in any case.
+    if is_left or next(factories_in(loader.dataset), None) is not None:
+        return {}
+    return digests_of(loader)
+
+
+def made_from(
+    loader: DataLoader[object], *, before: Mapping[str, str]
+) -> tuple[str | None, str | None]:
+    """Returns why no batch may be made ahead, and the line that makes the loader if they may be.
+
+    Batches that are made ahead of the loop would be older than what it changes: a counter, a replay
+    buffer, a curriculum.
+
+    Args:
+        before: Digests of many batches before; empty: nothing can be told.
+    """
+    changed = sorted(before.items() ^ digests_of(loader).items()) if before else []
+    if changed:
+        path, _ = changed[0]
+        words = (
+            f"{path} changed between two batches, and num_workers=0 means that no batch is "
+            "made before it is asked for"
+        )
+        return words, None
+    return None, line_words(loader) if before and is_taken_whole(loader) else None
+
+
+# Link-local: EC2's hosts reach their metadata there; elsewhere nothing answers.
+_METADATA = "http://169.254.169.254/latest"
+_METADATA_SECONDS = 1.0
+_VENDOR = Path("/sys/class/dmi/id/sys_vendor")
+_CPU = Path("/proc/cpuinfo")
+
+
+def take_inventory(*, given: str | None = None) -> Inventory:
+    """Blocks for some seconds at most; a `given` type is the user's."""
+    # Accelerators that this process may use.
+    has_cuda = torch.cuda.is_available()
+    return Inventory(
+        accelerators=torch.cuda.device_count() if has_cuda else None,
+        accelerator_model=torch.cuda.get_device_name(0) if has_cuda else None,
+        cpu_model=_cpu_model(),
+        instance_type=instance_type(given=given),
+    )
+
+
+def instance_type(*, given: str | None = None) -> str | None:
+    """Returns the type of this host; None: not known."""
+    if given and given != "auto":
+        return given
+    if named := named_instance_type():
+        return named
+    with contextlib.suppress(OSError, ValueError):
+        # Elsewhere no service answers at this address, and each profile would wait for a second.
+        if given == "auto" or "amazon" in _VENDOR.read_text(errors="replace").lower():
+            return _metadata_type()
+    return None
+
+
+def _metadata_type() -> str:
+    # Version 2 of the service: a token first. Hosts may refuse version 1.
+    lifetime = {"X-aws-ec2-metadata-token-ttl-seconds": "60"}
+    token = _fetch(f"{_METADATA}/api/token", lifetime, method="PUT")
+    headers = {"X-aws-ec2-metadata-token": token}
+    name = _fetch(f"{_METADATA}/meta-data/instance-type", headers, method="GET")
+    # A proxy may answer in place of the service, with a page.
+    if not name.replace(".", "").replace("-", "").isalnum():
+        raise ValueError(name)
+    return name
+
+
+def _fetch(url: str, headers: dict[str, str], *, method: str) -> str:
+    request = urllib.request.Request(url, headers=headers, method=method)
+    # Never through a proxy.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(request, timeout=_METADATA_SECONDS) as answer:
+        return str(answer.read(1024).decode("ascii").strip())
+
+
+def _cpu_model() -> str | None:
+    with contextlib.suppress(OSError):
+        for line in _CPU.read_text(errors="replace").splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() == "model name" and value.strip():
+                return " ".join(value.split())[:200]
+    return None

@@ -1,0 +1,252 @@
+"""The first process of a profile job: launches the command and writes the profile."""
+
+import os
+import shutil
+import signal
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import mode
+
+import msgspec
+
+from stoker.environment import PROFILE_ENDED_FILE, ProcessSettings, from_environment
+from stoker.errors import StokerError, WorkloadError
+from stoker.feed import timeline
+from stoker.feed.step_times import longest_waiting_file, read_timelines
+from stoker.feed.timeline import timed_loaders
+from stoker.figures import intervals
+from stoker.figures.progress import BASELINE_TIMELINE
+from stoker.host.machine import usable_vcpus
+from stoker.launch import launch
+from stoker.launch.failures import write_failure
+from stoker.launch.launcher import output_folder
+from stoker.launch.topology import Topology, from_resourceconfig, is_job_pod
+from stoker.logs import Log, now_utc
+from stoker.profile.combine import combine
+from stoker.profile.rank_results import read_ranks
+from stoker.profile.unmeasured import (
+    START_ALLOWANCE_SECONDS,
+    EndedCommand,
+    ProcessReport,
+    why_failed,
+    why_unmeasured,
+)
+from stoker.records import (
+    Observed,
+    Profile,
+    ProfiledHost,
+    ProfileSettings,
+    StepTerms,
+    TodaysGroup,
+    Training,
+    read_json,
+    write_json,
+)
+from stoker.records.base import Value, write_text
+from stoker.records.gpu import busy_share, during_steps
+
+FILE = "profile.json"
+# Why there is no profile, for the process that submitted the job.
+FAILURE_FILE = "profile-failure.json"
+TIMELINE_FILE = "baseline-timeline.csv"
+# Unknown where batches come from no DataLoader.
+UNMEASURED = ("accelerator", "loader")
+_NOTE = (
+    "only the steps as they are: stoker does not make the batches, so that neither a step "
+    "without loading nor the cost of loading could be measured, and no plan is advised"
+)
+# Fewer steps are no basis for a decision.
+_MIN_STEPS = 10
+
+
+class ProfileFailure(msgspec.Struct, frozen=True, kw_only=True):
+    """An error of stoker as a file: its exit code, its facts and its notes."""
+
+    exit_code: int
+    what: str
+    where: str = ""
+    fix: str = ""
+    notes: tuple[str, ...] = ()
+
+
+def launch_profile(command: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Runs this host's part of a profile job, or of a training run; returns the exit code.
+
+    The leader writes the profile and its steps into its output folder, and to STOKER_PROFILE_FILE.
+    START_ALLOWANCE_SECONDS after the profile's budget, or when the platform stops the job, the
+    command is stopped, and the profile is made from what was measured until then.
+
+    Raises:
+        StokerError: As `stoker.launch.launch`; on the leader also if the profile cannot be made:
+            the reason is then in output/failure, too.
+    """
+    settings = from_environment(environ)
+    topology = from_resourceconfig(settings.base_dir, environ)
+    wanted = settings.profile
+    if wanted is None or not topology.is_leader:
+        return launch(command, environ)
+    output = output_folder(settings.base_dir, topology)
+    log = Log(run=settings.run_id, host=topology.host)
+    seconds = wanted.budget_seconds + START_ALLOWANCE_SECONDS
+    code, has_passed = _run(command, environ, seconds=seconds)
+    ended = EndedCommand(
+        ranks=read_ranks(output),
+        seen=_read_seen(output),
+        budget_seconds=wanted.budget_seconds,
+        has_passed=has_passed,
+    )
+    try:
+        profile = _profile_of(
+            ended, settings, topology, output=output, wanted=wanted, exit_code=code
+        )
+    except StokerError as err:
+        failure = ProfileFailure(
+            exit_code=err.exit_code,
+            what=err.what,
+            where=err.where,
+            fix=err.fix,
+            notes=tuple(getattr(err, "__notes__", ())),
+        )
+        write_text(output / FAILURE_FILE, msgspec.json.encode(failure).decode())
+        _leave_in_pod(output, environ, FAILURE_FILE, log=log)
+        if code and isinstance(err, WorkloadError) and not has_passed:
+            # The command's own failure, which is written.
+            return code
+        # Platforms show this file as the reason of the failure.
+        write_failure(settings.base_dir, str(err), log)
+        raise
+    write_json(output / FILE, profile)
+    files = (FILE, TIMELINE_FILE, intervals.BASELINE_FILE)
+    if settings.profile_file is not None:
+        folder = settings.profile_file.parent
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in files:
+            _keep(output / name, folder / name)
+    _leave_in_pod(output, environ, *files, log=log)
+    return 0
+
+
+def _run(command: Sequence[str], environ: Mapping[str, str], *, seconds: float) -> tuple[int, bool]:
+    """Runs the command for so many seconds at most; returns its exit code, and whether they passed.
+
+    The end is SIGTERM, as a platform would: the launcher has one way to stop a command.
+    """
+    # Until the launcher handles it, and afterwards, SIGTERM must not end this process.
+    signal.signal(signal.SIGTERM, lambda _number, _frame: None)
+    has_passed = threading.Event()
+
+    def stop() -> None:
+        has_passed.set()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    timer = threading.Timer(seconds, stop)
+    timer.daemon = True
+    timer.start()
+    try:
+        return launch(command, environ), has_passed.is_set()
+    finally:
+        timer.cancel()
+
+
+def _read_seen(folder: Path) -> list[ProcessReport]:
+    seen = []
+    for file in sorted(folder.glob("seen-*.json")):
+        try:
+            seen.append(msgspec.json.decode(file.read_bytes(), type=ProcessReport))
+        except (OSError, msgspec.DecodeError):
+            # A process that is killed may leave half a file: the others' still count.
+            continue
+    return seen
+
+
+def _leave_in_pod(output: Path, environ: Mapping[str, str], *names: str, log: Log) -> None:
+    """Writes files to the log of a pod, whose disk is gone with it."""
+    if is_job_pod(environ):
+        # Here: only hosts in a pod load the platform.
+        from stoker.platforms.kubernetes.pod_outputs import log_file
+
+        for name in names:
+            if (output / name).is_file():
+                log_file(output / name, under="stoker", log=log)
+
+
+def _keep(file: Path | None, copy: Path) -> None:
+    if file is not None and file.is_file():
+        shutil.copyfile(file, copy)
+
+
+def _profile_of(
+    ended: EndedCommand,
+    settings: ProcessSettings,
+    topology: Topology,
+    *,
+    output: Path,
+    wanted: ProfileSettings,
+    exit_code: int,
+) -> Profile:
+    """Returns the profile of a command that ended, and copies its steps; raises why there is none.
+
+    Args:
+        exit_code: The launcher's, of the command.
+    """
+    record = read_json(output / "training.json", Training)
+    group = TodaysGroup(
+        instance_type=topology.dnn.instance_type or "unknown",
+        count=len(topology.dnn_hosts),
+        processes_per_host=settings.processes_per_host,
+    )
+    what: dict[str, Value] = {"when": now_utc()}
+    # Ranks that the profile itself killed end with an exit code, too.
+    was_cut_off = ended.has_passed or (output / PROFILE_ENDED_FILE).exists()
+    is_whole = bool(ended.ranks) and all(rank.has_verdict for rank in ended.ranks)
+    if not was_cut_off and (record.status == "failed" or (exit_code and not is_whole)):
+        raise why_failed(output, exit_code=record.exit_code, failure=record.failure)
+    timed = None if is_whole else _timed_profile(output, record, group=group, what=what)
+    if timed is not None:
+        _keep(longest_waiting_file(output, file=timeline.FILE), output / TIMELINE_FILE)
+        profile = msgspec.structs.replace(timed, loader=ended.own_loader)
+    elif not is_whole:
+        raise why_unmeasured(ended)
+    else:
+        profile = combine(ended.ranks, group=group, settings=wanted, what=what, gpus=record.gpus)
+        _keep(longest_waiting_file(output, file=BASELINE_TIMELINE), output / TIMELINE_FILE)
+        _keep(output / intervals.FILE, output / intervals.BASELINE_FILE)
+    return profile
+
+
+def _timed_profile(
+    output: Path, record: Training, *, group: TodaysGroup, what: Mapping[str, Value]
+) -> Profile | None:
+    """Returns the profile by `stoker.timed`; None where the script used none, or too few steps.
+
+    Args:
+        output: The ranks' results and records.
+        record: Of the run.
+        group: Today's hosts.
+        what: Facts of the run, which the profile keeps as they are.
+    """
+    timelines = read_timelines(output)
+    measured = record.measured
+    loaders = {(rank, step.loader) for rank, steps in timelines.items() for step in steps}
+    if measured is None or measured.steps < _MIN_STEPS or not loaders & timed_loaders(output):
+        return None
+    dnn = record.groups[0]
+    world = dnn.count * (dnn.processes_per_host or 1)
+    samples = [step.samples for steps in timelines.values() for step in steps if step.samples]
+    loads = during_steps(record.gpus)
+    return Profile(
+        host=ProfiledHost(
+            instance_type=group.instance_type, count=group.count, vcpus=usable_vcpus()
+        ),
+        step=StepTerms(
+            step_seconds=measured.step_seconds,
+            wait_seconds=min(measured.wait_seconds, measured.step_seconds),
+            global_batch_size=mode(samples) * world if samples else None,
+        ),
+        observed=Observed(gpu_utilization=busy_share(loads), gpus=loads) if loads else None,
+        spread={name: part for name, part in measured.spread.items() if name != "compute_seconds"},
+        epochs=measured.epochs,
+        unmeasured=UNMEASURED,
+        what={**what, "ranks": world, "steps": measured.steps, "notes": [_NOTE]},
+    )

@@ -1,0 +1,181 @@
+"""Stock: real batches of the script's loader, taken ahead and handed out while its workers rest.
+
+The steps on them are the steps without loading. No batch is repeated and none is copied, so that
+the script trains as ever; what is in stock lies where the loader put it. Taking ahead is no part of
+a step: a step lasts from a batch to the request for the next one, in the stream of a device where
+there is one.
+"""
+
+import contextlib
+import math
+import os
+import resource
+import time
+from collections.abc import Sequence
+from statistics import median
+from typing import NamedTuple
+
+import psutil
+import torch
+
+from stoker.host.usage import room_bytes
+from stoker.profile.facts import leaves
+from stoker.profile.rank_results import (
+    HOST,
+    AcceleratorOnly,
+    AsIs,
+    BatchFacts,
+    Copies,
+    Quartiles,
+    block_means,
+    quartiles,
+)
+from stoker.profile.steps import Mark, StepClock, Wait
+
+# Steps of a burst take so long together: scheduling and allocations average out.
+_BURST_SECONDS = 1.0
+_FEWEST, _MOST = 6, 512
+# More would only take time of the script's; on a device 20 steps are enough.
+_BURSTS = 3
+_ENOUGH_ON_DEVICE = 20
+_BUDGET_SHARE = 0.2
+# Kernels are launched into an empty stream at first, and clocks rise.
+_LEFT_OUT_SECONDS = 0.3
+_LEFT_OUT_STEPS = 2
+# Of an epoch that is shorter, no step would count.
+LEAST_BATCHES = _LEFT_OUT_STEPS + 1
+# After so many no further epoch is waited for.
+ENOUGH_BATCHES = _ENOUGH_ON_DEVICE + _LEFT_OUT_STEPS
+_MOST_BYTES = 2 << 30
+# Of free memory, of shared memory, and of the files that a process may open.
+_PART = 4
+_COPIES = 3
+
+
+class StockedStep(NamedTuple):
+    """A step on stock: where it began and ended, its waits for other loaders, its CPU-seconds."""
+
+    gave: Mark
+    asked: Mark
+    others: Sequence[Wait]
+    cpu_seconds: float
+
+
+def bursts_of(
+    batch: BatchFacts, steps: AsIs, *, budget_seconds: float, has_workers: bool
+) -> tuple[int, int]:
+    """Returns how many batches are taken ahead, and how often.
+
+    Nothing where the epochs are too short, or memory is.
+
+    Args:
+        batch: A batch.
+        steps: The steps as they are.
+        budget_seconds: Of the profile.
+        has_workers: Workers make the batches: they lie in shared memory.
+    """
+    step_seconds = steps.step_seconds.mean
+    busy_seconds = max(step_seconds - steps.wait_seconds.mean, 0.1 * step_seconds, 1e-4)
+    is_on_device = steps.clock != HOST
+    left_out = _LEFT_OUT_SECONDS if is_on_device else 0.0
+    most = min(room_for(batch, has_workers=has_workers), steps.epoch_batches or _MOST)
+    if most < LEAST_BATCHES:
+        return 0, 0
+    # To take a batch ahead takes a step at most, and then it is trained on.
+    affordable = _BUDGET_SHARE * budget_seconds / (step_seconds + busy_seconds)
+    wanted = math.ceil((_BURST_SECONDS + left_out) / busy_seconds)
+    batches = min(most, max(_FEWEST, min(wanted, int(affordable / _BURSTS))))
+    times = _BURSTS
+    if is_on_device:
+        counted = batches - max(_LEFT_OUT_STEPS, math.ceil(left_out / busy_seconds))
+        times = math.ceil(_ENOUGH_ON_DEVICE / max(1, counted))
+    return batches, max(1, min(times, int(affordable / batches)))
+
+
+def room_for(batch: BatchFacts, *, has_workers: bool) -> int:
+    """Returns how many batches of that size memory and open files have room for."""
+    room = min(_MOST_BYTES, room_bytes(psutil.virtual_memory().available) // _PART)
+    most = _MOST
+    if has_workers:
+        with contextlib.suppress(OSError):
+            filesystem = os.statvfs("/dev/shm")
+            room = min(room, filesystem.f_bavail * filesystem.f_frsize // _PART)
+        # Torch keeps a file open for each tensor of a worker's batch.
+        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        with contextlib.suppress(OSError):
+            files -= len(os.listdir("/proc/self/fd"))
+        most = min(most, files // _PART // max(1, batch.num_tensors))
+    return min(most, room // max(1, batch.num_bytes))
+
+
+def counted(burst: Sequence[StockedStep], *, clock: StepClock) -> list[tuple[float, float]]:
+    """Returns seconds and CPU-seconds of a burst's steps that count, once the device passed them.
+
+    On a device those of the first 0.3 s do not, and the first 2 steps nowhere.
+    """
+    least = _LEFT_OUT_SECONDS if clock.name != HOST else 0.0
+    passed = 0.0
+    steps: list[tuple[float, float]] = []
+    for number, step in enumerate(burst):
+        clock.wait_for(step.asked)
+        seconds = clock.seconds(step.gave, step.asked)
+        if number >= _LEFT_OUT_STEPS and passed >= least:
+            waits = sum(clock.seconds(*marks) for marks in step.others)
+            steps.append((max(0.0, seconds - waits), step.cpu_seconds))
+        passed += seconds
+    return steps
+
+
+def without_loading(steps: Sequence[tuple[float, float]]) -> AcceleratorOnly:
+    """Returns the figures of at least one counted step."""
+
+    def spread(values: Sequence[float]) -> Quartiles:
+        means = block_means(values, workers=1)
+        # Of few steps each one is a sample.
+        return quartiles(means if len(means) > 1 else values, samples=len(values))
+
+    seconds, cpu_seconds = zip(*steps, strict=True)
+    return AcceleratorOnly(step_seconds=spread(seconds), trainer_cpu_seconds=spread(cpu_seconds))
+
+
+def time_copies(batch: object, device: str) -> Copies | None:
+    """Returns what it takes to copy a batch to a device, as it lies and from pinned memory.
+
+    None where the device has no memory for it, or no times.
+    """
+    held = (leaf for leaf in leaves(batch) if isinstance(leaf, torch.Tensor))
+    tensors = [tensor for tensor in held if tensor.device.type == "cpu"]
+    if not tensors:
+        return None
+
+    def copy_seconds(held: Sequence[torch.Tensor], *, times: int) -> float:
+        taken = []
+        for _ in range(times):
+            module.synchronize()
+            began = time.monotonic()
+            for tensor in held:
+                tensor.to(device, non_blocking=True)
+            module.synchronize()
+            taken.append(time.monotonic() - began)
+        return median(taken)
+
+    try:
+        module = torch.get_device_module(device.partition(":")[0])
+        # Memory of the device is taken before the copies are timed.
+        for tensor in tensors:
+            torch.empty_like(tensor, device=device)
+        # Once: a worker's pages are mapped when they are read first.
+        seconds = copy_seconds(tensors, times=1)
+        began = time.monotonic()
+        pinned = [tensor.pin_memory() for tensor in tensors]
+        pin_seconds = time.monotonic() - began
+        is_pinned = all(tensor.is_pinned() for tensor in tensors)
+        return Copies(
+            seconds=seconds,
+            pinned_seconds=copy_seconds(pinned, times=_COPIES),
+            copied_bytes=sum(tensor.nbytes for tensor in tensors),
+            is_pinned=is_pinned,
+            pin_seconds=0.0 if is_pinned else pin_seconds,
+        )
+    except (RuntimeError, AttributeError, NotImplementedError):
+        return None

@@ -1,0 +1,130 @@
+"""Why a command left no profile: one sentence for each reason, and what to do."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+
+import msgspec
+
+from stoker.errors import StokerError, UsageError, WorkloadError
+from stoker.failure_reasons import fix_of_shared_memory
+from stoker.launch.failures import read_failure
+from stoker.profile.rank_results import RankResult
+from stoker.records import ProfiledLoader
+
+# To start (imports, data sets, models) and to end, beside the profile's budget.
+START_ALLOWANCE_SECONDS = 120.0
+# Packages whose batches come from no loader that a class names.
+_OTHERS = {"tensorflow": "tf.data", "jax": "jax"}
+_TIMED = (
+    "have the script iterate over stoker.timed(batches): then "
+    "the step, its wait and the CPU are measured, though not what loading alone costs"
+)
+
+
+class ProcessReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What a process of a profiled command worked with, written at its end.
+
+    `problem`: why the profiler could not be put in. `loaders`: those that data hosts cannot feed.
+    """
+
+    packages: tuple[str, ...] = ()
+    problem: str = ""
+    loaders: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndedCommand:
+    """A profiled command that has ended, as its leader saw it.
+
+    Attributes:
+        ranks: Results of the ranks.
+        seen: What its processes worked with.
+        budget_seconds: Of the profile.
+        has_passed: It was stopped after its time.
+    """
+
+    ranks: Sequence[RankResult] = ()
+    seen: Sequence[ProcessReport] = ()
+    budget_seconds: float = 180.0
+    has_passed: bool = False
+
+    @property
+    def own_loader(self) -> ProfiledLoader | None:
+        """The loader that data hosts cannot feed, if the script has one."""
+        names = [*chain.from_iterable(process.loaders for process in self.seen)]
+        if not names:
+            return None
+        return ProfiledLoader(class_name=names[0], reach="own")
+
+
+def why_unmeasured(ended: EndedCommand) -> StokerError:
+    """Returns why the ranks of a command left no profile."""
+    # The rank that lacks something tells more than rank 0, which may be complete.
+    first = next((rank for rank in ended.ranks if not rank.has_verdict), None)
+    seconds = ended.budget_seconds + START_ALLOWANCE_SECONDS
+    if ended.has_passed and first:
+        return WorkloadError(
+            f"profile timed out after {seconds:.0f} s (its budget, and "
+            f"{START_ALLOWANCE_SECONDS:.0f} s to start and end); the job was stopped",
+            where=f"after {first.steps} steps of rank {first.rank}",
+            fix=f"--budget {2 * seconds:.0f} (profile.budget_seconds): its first steps, which may "
+            "compile, took all of the time",
+        )
+    if first:
+        words = first.missing.removeprefix("the script ended ") or "it was cut off"
+        return UsageError(
+            f"the script ended too soon: {words} (rank {first.rank})",
+            fix="profile a command that trains longer",
+        )
+    problems = [process.problem for process in ended.seen if process.problem]
+    if problems or not ended.seen:
+        what = problems[0] if problems else "no Python process of the command could be profiled"
+        return UsageError(
+            f"the profiler could not be put into the script: {what}",
+            fix="name a Python script, of a Python that has stoker, without -I, -S and -E; it must "
+            "not clear PYTHONPATH",
+        )
+    packages = {*chain.from_iterable(process.packages for process in ended.seen)}
+    own = [title for name, title in _OTHERS.items() if name in packages]
+    own += dict.fromkeys(chain.from_iterable(process.loaders for process in ended.seen))
+    within = f" within {seconds:.0f} s, so the command was stopped" if ended.has_passed else ""
+    return UsageError(
+        f"no DataLoader of torch was read{within}{'; it uses ' * bool(own)}{', '.join(own)}",
+        fix="profile a script that trains with a DataLoader of torch or stoker; else "
+        f"{_TIMED}; if it was still preparing its data: raise profile.budget_seconds (--budget)",
+    )
+
+
+def notebook_refusal(command: Sequence[str], *, where: str) -> UsageError | None:
+    if not " ".join(command[:2]).endswith(".ipynb"):
+        return None
+    return UsageError(
+        f"{command[1]} is a notebook, which Python cannot run as a script",
+        where=where,
+        fix=f"jupyter nbconvert --to script {command[1]}, then: stoker profile -- python SCRIPT",
+    )
+
+
+def why_failed(output: Path | None, *, exit_code: int | None, failure: str | None) -> WorkloadError:
+    """Returns why a command failed, with its traceback as a note.
+
+    Args:
+        output: The ranks' results and records; None: there is no such folder.
+        exit_code: Of the command; None: not known.
+        failure: What the platform says.
+    """
+    what = f"the command failed with exit code {exit_code}" if exit_code else "the command failed"
+    fix = "make the command run without stoker first"
+    first = read_failure(output) if output else None
+    if first is None or not first.raised:
+        return WorkloadError(f"{what}: {failure}" if failure else what, fix=fix)
+    place = [line.strip() for line in first.traceback.splitlines() if line.startswith("  File ")]
+    error = WorkloadError(
+        f"{what}: {first.raised}",
+        where=", ".join([f"rank {first.rank}", *place[-1:]]),
+        fix=fix_of_shared_memory(first.traceback) or fix,
+    )
+    error.add_note(first.traceback)
+    return error

@@ -1,0 +1,297 @@
+"""The profile of a run (given to it, kept, or measured now), and the decision that it leads to."""
+
+import json
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import asdict
+from datetime import UTC, date, datetime
+from pathlib import Path
+
+from msgspec import structs
+
+from stoker.catalog import Catalog, catalog_of, load_catalog
+from stoker.decide import DecisionInputs, TakeAs, decide, explain, with_profiled
+from stoker.environment import pipeline_run
+from stoker.errors import UsageError
+from stoker.pipelines.profiles import given_profile, kept_profiles
+from stoker.platforms import platform_named
+from stoker.platforms.aws import Aws, is_training_type
+from stoker.platforms.sagemaker.load import observed_load
+from stoker.profile import profile
+from stoker.profile.explain import SUSPECTS
+from stoker.records import (
+    Cluster,
+    Decision,
+    Group,
+    Observed,
+    Profile,
+    ProfiledHost,
+    StepTerms,
+    Workload,
+    read_json,
+)
+from stoker.records.workload import own_keys, refuse_foreign
+from stoker.run.cost import confirm, parse_groups, todays_cluster
+from stoker.run.outputs import Outputs, deliver
+from stoker.run.progress import Follow
+from stoker.run.workloads import is_file_of_workload, read_with_params
+from stoker.terminal import relative, say
+from stoker.units import capital
+from stoker.workload_file import workload_from
+
+
+def measure(
+    workload: Workload,
+    *,
+    cluster: Cluster,
+    run_dir: Path,
+    name: str | None = None,
+    may_go_on: bool = False,
+    catalog: Catalog | None = None,
+    again: str = "",
+    quiet: bool,
+    assume_yes: bool,
+) -> Profile:
+    """Asks for the price, runs the command and measures it; blocks until the command ended.
+
+    Args:
+        workload: Whose command is measured.
+        cluster: Today's.
+        run_dir: For its logs.
+        name: Name of the job; None: the folder's.
+        may_go_on: Whether a later attempt finds the job by its name.
+        catalog: Prices; None: the workload's.
+        again: The command line that measures again after a stop; empty: the caller tells it, and
+            half a profile is none.
+        quiet: Whether nothing is printed.
+        assume_yes: Whether nothing is asked.
+
+    Raises:
+        DeclinedError: If the answer is no.
+        UsageError: If not enough was measured.
+    """
+    confirm(
+        workload,
+        [Group.of_today(cluster.dnn)],
+        catalog=catalog or catalog_of(workload),
+        decision=None,
+        assume_yes=assume_yes,
+        quiet=quiet,
+        is_profile=True,
+    )
+    logs = relative(run_dir / "logs")
+    say(
+        f"profile of {workload.name}: the command runs for real and writes its files, until "
+        f"{workload.profile.budget_seconds:.0f} s after its first batch; its output: {logs}",
+        quiet=quiet,
+    )
+    try:
+        with closing(Follow(quiet=quiet, echo=False, title="profile")) as follow:
+            return profile(
+                workload,
+                cluster=cluster,
+                platform=platform_named(workload.platform, settings=workload),
+                run_dir=run_dir,
+                name=name,
+                may_go_on=may_go_on,
+                on_line=follow.line,
+                verdict_on_interrupt=bool(again),
+            )
+    except KeyboardInterrupt:
+        if again:
+            say(f"stopped before there was a verdict\nkept:  {logs}\nagain: {again}", quiet=quiet)
+        raise
+
+
+def profile_of_run(
+    workload: Workload, *, given: str, measure: Callable[[], Profile], quiet: bool
+) -> Profile:
+    """Returns the profile of a pipeline's run: the given one, a kept one, or a measured one.
+
+    Args:
+        workload: With the values of the run's parameters.
+        given: The parameter reuse_profile; empty: none is given.
+        measure: Measures; what it returns is kept.
+        quiet: Whether nothing is said.
+    """
+    kept = kept_profiles(workload)
+    found = kept.find() if kept else None
+    if given:
+        found = read_json(given_profile(workload, given), Profile)
+        refuse_foreign(
+            "profile",
+            keys=found.workload_keys,
+            digest=found.workload_sha256,
+            workload=workload,
+            where="--param reuse_profile",
+        )
+    if found:
+        age = "; ".join(age_of(found, workload)) or "the profile is given"
+        say(f"nothing is run: {age}", quiet=quiet)
+        return found
+    measured = measure()
+    if kept:
+        kept.keep(measured)
+    return measured
+
+
+def age_of(profile: Profile, workload: Workload) -> list[str]:
+    """Returns when a profile was measured, and why it should be measured again; empty: unknown."""
+    then = profile.origin
+    if then is None:
+        return []
+    doubts = then.doubts(image=workload.image, today=datetime.now(UTC).date())
+    return [f"profile of {then.measured_at[:16]}", *doubts]
+
+
+def with_age(decision: Decision, profile: Profile, workload: Workload) -> Decision:
+    """Returns the decision with the age of its profile, and with what has changed since."""
+    told = age_of(profile, workload)
+    warnings = (*decision.warnings, *told[1:])
+    return structs.replace(decision, measured="; ".join(told), warnings=warnings)
+
+
+def observe(name: str, *, as_json: bool) -> None:
+    """Prints the load of a training job's hosts, as CloudWatch has it; runs nothing."""
+    sizes = {
+        # CloudWatch gives percent of one vCPU, or of one GPU.
+        instance.type: (instance.vcpus, instance.accelerators)
+        for instance in load_catalog("sagemaker").instances
+    }
+    load = observed_load(Aws(), name, sizes=sizes)
+    if as_json:
+        print(json.dumps(asdict(load)))
+        return
+    seen = Observed(cpu_utilization=load.cpu, gpu_utilization=load.gpu)
+    print(load)
+    print(f"{capital(SUSPECTS[seen.suspect])}. What steps wait for: stoker profile.")
+
+
+def typed_profile(
+    workload: Workload | None,
+    *,
+    instance_type: str | None,
+    step_seconds: float | None,
+    accelerator_step_seconds: float | None,
+    vcpus_needed: float | None,
+) -> Profile:
+    """Returns a profile of what is typed in its place.
+
+    Args:
+        workload: Whose hosts today they are, without a type.
+        instance_type: Of today's hosts.
+        step_seconds: Of a step today.
+        accelerator_step_seconds: Of a step that never waits for data.
+        vcpus_needed: That feed the accelerator at full speed.
+    """
+    num_hosts = 1
+    if workload and (workload.cluster or workload.platform_info.is_this_machine):
+        today = todays_cluster(workload).dnn
+        instance_type = instance_type or today.instance_type
+        num_hosts = today.count
+    if not instance_type or step_seconds is None:
+        raise UsageError(
+            "no profile to decide on",
+            fix="stoker decide profile.json, or --instance-type T --step-seconds S",
+        )
+    accelerator = accelerator_step_seconds or 0
+    if accelerator > step_seconds or (vcpus_needed and not accelerator):
+        raise UsageError(
+            "a step without any wait for data is at most as long as today's, and --vcpus-needed "
+            "needs it",
+            where="--accelerator-step-seconds",
+            fix="give both in seconds per global step",
+        )
+    return Profile(
+        host=ProfiledHost(instance_type=instance_type, count=num_hosts),
+        step=StepTerms(
+            step_seconds=step_seconds,
+            accelerator_step_seconds=accelerator_step_seconds,
+            loader_cpu_seconds=vcpus_needed * accelerator if vcpus_needed else None,
+            global_batch_size=workload.training.global_batch_size if workload else None,
+        ),
+    )
+
+
+def decide_for(
+    file: Path | None,
+    *,
+    workload_file: str | None,
+    typed: Callable[[Workload | None], Profile],
+    take_as: TakeAs | None,
+    groups: Sequence[str],
+    prices: Path | None,
+    overrides: Sequence[str],
+    outputs: Outputs,
+    as_json: bool,
+) -> None:
+    """Ranks the clusters, writes and prints the decision; refuses another workload's profile.
+
+    Args:
+        file: Of the profile; None: it is typed.
+        workload_file: With constraints and number of steps.
+        typed: Makes the profile of a typed step.
+        take_as: Type to which the profile is scaled.
+        groups: Further cluster that is ranked.
+        prices: File of prices that adds to the catalog.
+        overrides: Keys of the workload that are set.
+        outputs: Where the record goes.
+        as_json: Whether JSON is printed.
+    """
+    named = read_with_params(workload_file, overrides=overrides) if workload_file else None
+    profile = read_json(file, Profile) if file else typed(named)
+    if workload_file:
+        # An override asks "what if"; the profile belongs to the workload without it.
+        refuse_foreign(
+            "profile",
+            keys=own_keys(profile.workload_keys, is_elsewhere=take_as is not None),
+            digest=profile.workload_sha256,
+            workload=read_with_params(workload_file, overrides=()),
+            where=str(file),
+            fix="profile again: stoker profile WORKLOAD",
+        )
+    today = take_as.instance_type if take_as else profile.host.instance_type
+    # A profile has no platform: its type names it, but for Kubernetes, which has to be named.
+    made_up = {
+        "name": "decide",
+        "command": profile.command or ["python", "train.py"],
+        "platform": "local" if today.startswith("local.") else "sagemaker",
+    }
+    workload = named or workload_from(made_up, overrides=overrides)
+    # A step's profile was paid: a type that is allowed by a wrong name is no error then.
+    is_step = bool(pipeline_run() or outputs.step.output_file)
+    is_service_type = (lambda name: True) if is_step else is_training_type
+    catalog = catalog_of(workload, prices, is_service_type=is_service_type)
+    if file and take_as is None:
+        try:
+            catalog = with_profiled(profile, catalog)
+        except UsageError as err:
+            err.fix += "; or scale the profile to a type there: --as T"
+            raise
+    dnn = workload.cluster.dnn if workload.cluster else None
+    subject: tuple[str, ...] = ()
+    if workload_file and is_file_of_workload([workload_file]):
+        subject = (workload_file,)
+    decision = decide(
+        DecisionInputs(
+            profile=profile,
+            catalog=catalog,
+            constraints=workload.known_constraints,
+            training=workload.training,
+            feed=workload.feed,
+            extra_clusters=[parse_groups(groups, default_type=today)] if groups else [],
+            today=date.today(),
+            processes_per_host=dnn.processes_per_host if dnn else None,
+            take_as=take_as,
+            subject=subject,
+        )
+    )
+    if named and take_as is None:
+        decision = with_age(decision, profile, named)
+    deliver(
+        decision,
+        outputs=outputs,
+        explain=explain,
+        as_json=as_json,
+        parameters={"action": decision.action, "verdict": decision.verdict},
+    )

@@ -1,0 +1,190 @@
+"""The folders of runs, runs/NAME-DATE-TIME, and their reports; the table of how runs scale."""
+
+import os
+import platform as machine
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from importlib import metadata
+from pathlib import Path
+
+from stoker.errors import UsageError
+from stoker.logs import now_utc
+from stoker.platforms.base import check_run_name
+from stoker.records import Decision, Evaluation, Profile, Training, Workload, read_json
+from stoker.records.base import RecordT
+from stoker.records.training import file_beside
+from stoker.records.workload import refuse_foreign
+from stoker.terminal import print_result
+
+RUNS = Path("runs")
+RECORD = "training.json"
+
+
+def run_dir_of(workload: Workload, *, name: str | None = None, kind: str = "") -> Path:
+    """Makes the folder of a run, in a temporary folder where this folder cannot be written.
+
+    Args:
+        workload: Its name comes first, then its platform's `name_end`.
+        name: Name of the run, whose folder an earlier attempt may have made; None: NAME-DATE-TIME.
+        kind: What follows the workload's name, such as profile; empty: nothing.
+    """
+    if name:
+        check_run_name(name, most=63)
+    begin = f"{workload.name}{workload.platform_info.name_end}{kind}".removesuffix("-")
+    runs = RUNS
+    existing = RUNS if RUNS.exists() else Path()
+    if not os.access(existing, os.W_OK):
+        # A pipeline's step may not run as the image's user.
+        runs = Path(tempfile.gettempdir()) / RUNS
+        where = f"{existing.absolute()} cannot be written: this run is kept in {runs}"
+        print(f"note: {where}", file=sys.stderr)
+    while True:
+        folder = runs / (name or f"{begin}-{time.strftime('%Y%m%d-%H%M%S')}")
+        try:
+            folder.mkdir(parents=True, exist_ok=bool(name))
+            return folder
+        except FileExistsError:
+            # Two runs that begin in the same second get two folders.
+            time.sleep(0.1)
+        except OSError as err:
+            what = f"cannot make a run folder: {err}"
+            raise UsageError(what, where=str(runs), fix="check its permissions") from None
+
+
+def latest_run_dir(workload: Workload, *, needs: Sequence[str]) -> Path:
+    """Returns the newest run of the same workload that has the files in `needs`.
+
+    Raises:
+        UsageError: There is none; or of the newest, what differs from the workload.
+    """
+    folders = [file.parent for file in RUNS.glob(f"{workload.name}-*/workload.json")]
+    whole = [each for each in folders if all((each / name).is_file() for name in needs)]
+    if not whole:
+        raise UsageError(
+            f"no earlier run of this workload has {', '.join(needs)}",
+            where=f"folder {RUNS.resolve()}, workload {workload.name}",
+            fix="leave --from out",
+        )
+    newest = max(whole, key=lambda each: (each / "workload.json").stat().st_mtime)
+    ran = read_json(newest / "workload.json", Workload)
+    refuse_foreign(
+        "profile",
+        keys=ran.profile_keys(),
+        digest=ran.digest(),
+        workload=workload,
+        where=str(newest),
+        fix="leave --from out: what was changed needs a new profile",
+    )
+    return newest
+
+
+def found_in(file: Path, kind: type[RecordT]) -> RecordT | None:
+    return read_json(file, kind) if file.is_file() else None
+
+
+def report_of_run(
+    run_dir: Path, *, workload: Workload | None = None, command: str = "", failure: str = ""
+) -> Path:
+    """Writes report.html from the files of a run, which may have ended early; returns its path.
+
+    Args:
+        run_dir: Folder of the run.
+        workload: By default the one in that folder.
+        command: The command line that made the run.
+        failure: An error that is in no record.
+    """
+    workload = workload or found_in(run_dir / "workload.json", Workload)
+    if workload is None:
+        raise UsageError(f"no run in {run_dir}", where="no workload.json there", fix="ls runs")
+    report_of_records(
+        run_dir / "report.html",
+        workload=workload,
+        profile=found_in(run_dir / "profile.json", Profile),
+        decision=found_in(run_dir / "decision.json", Decision),
+        training=found_in(run_dir / RECORD, Training),
+        evaluation=found_in(run_dir / "evaluation.json", Evaluation),
+        profile_folder=run_dir / "profile",
+        training_file=run_dir / RECORD,
+        run=run_dir.name,
+        command=command,
+        failure=failure,
+    )
+    return run_dir / "report.html"
+
+
+def report_of_records(
+    file: Path,
+    *,
+    workload: Workload,
+    profile: Profile | None,
+    decision: Decision | None,
+    training: Training | None,
+    evaluation: Evaluation | None,
+    profile_folder: Path,
+    training_file: Path,
+    run: str = "",
+    command: str = "",
+    failure: str = "",
+) -> None:
+    """Writes the report of a run's records, and of the files beside them.
+
+    Args:
+        file: The HTML file.
+        workload: Of the run, as the four records.
+        profile_folder: Where the steps of the profile are.
+        training_file: The training's record; its steps and rows are beside it.
+        run: Name of the run; empty: of its job.
+        command: The command line that made the run.
+        failure: An error that is in no record.
+    """
+    # Imported here, with the templates of the page.
+    from stoker import __version__
+    from stoker.figures.intervals import BASELINE_FILE, FILE
+    from stoker.report import ReportedRun, write_report
+
+    facts = {"when": now_utc(), "stoker": __version__, "python": machine.python_version()}
+    facts["system"] = f"{machine.system()} {machine.release()} {machine.machine()}"
+    for name in ("torch", "numpy"):
+        with suppress(metadata.PackageNotFoundError):
+            facts[name] = metadata.version(name)
+    if command:
+        facts["command"] = command
+    timeline = training and training.measured and training.measured.timeline_file
+    write_report(
+        file,
+        ReportedRun(
+            run_id=run or (training.job.name if training else ""),
+            workload=workload,
+            profile=profile,
+            decision=decision,
+            training=training,
+            evaluation=evaluation,
+            before_timeline=file_beside(profile_folder / "-", "baseline-timeline.csv"),
+            after_timeline=file_beside(training_file, timeline) if timeline else None,
+            before_intervals=file_beside(profile_folder / "-", BASELINE_FILE),
+            intervals=file_beside(training_file, FILE),
+            bad_samples_file=file_beside(training_file, "bad_samples.csv"),
+            environment=facts,
+            failure=failure or None,
+        ),
+    )
+
+
+def report_scaling(runs: Sequence[Path], *, as_json: bool) -> None:
+    """Prints a table of throughput and cost over the cluster sizes of runs."""
+    from stoker.report import rows_of_runs, table_of_runs
+
+    records = {}
+    for run in runs:
+        if record := found_in(run / RECORD, Training):
+            records[str(run)] = record
+        else:
+            # Not an error: `runs/*` holds profiles and broken runs, too.
+            print(f"left out: {run} has no {RECORD}", file=sys.stderr)
+    if not records:
+        raise UsageError(f"no {RECORD} in these folders", where="report", fix="ls runs")
+    rows = rows_of_runs(records)
+    print_result([{**row} for row in rows], table_of_runs(rows), as_json=as_json)

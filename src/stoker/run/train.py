@@ -1,0 +1,614 @@
+"""A training run: price and question, folder, job, record, MLflow, webhook, report, exit code.
+
+`train_run` is `stoker train` and a pipeline's step, `follow` the training of both and of
+`stoker run`, and `train` what happens between the job's request and its record.
+"""
+
+import json
+import os
+import shutil
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from msgspec import structs
+
+from stoker.catalog import Catalog, catalog_of
+from stoker.environment import pipeline_execution
+from stoker.errors import DeclinedError, NoCapacityError, StokerError, TerminatedError, UsageError
+from stoker.failure_reasons import said_in, without_events
+from stoker.feed.bad_samples import FILE as BAD_SAMPLES_FILE
+from stoker.feed.bad_samples import join_lists_of_hosts
+from stoker.host.processes import git_state
+from stoker.logs import now_utc
+from stoker.platforms import platform_named
+from stoker.platforms.base import (
+    MAX_PLANS,
+    MLFLOW_RUN,
+    JobEnd,
+    JobSpec,
+    LogLine,
+    Platform,
+    leader_record,
+    leave_or_stop,
+    tracking_of,
+)
+from stoker.platforms.local import lock_run_folder
+from stoker.record_words import training_words
+from stoker.records import (
+    Decision,
+    Evaluation,
+    Event,
+    Group,
+    Job,
+    Training,
+    Workload,
+    bare_type,
+    groups_in_words,
+    read_json,
+    sha256_of,
+    write_json,
+)
+from stoker.records.decision import NOMINAL, predicted_of
+from stoker.records.hyperparameters import record_of
+from stoker.records.outcome import outcome_of, training_exit_code
+from stoker.records.training import Budget, completed, copied_to
+from stoker.records.workload import refuse_foreign, workload_keys
+from stoker.repeat import Clock, Sleep, within
+from stoker.run.cost import confirm, groups_of
+from stoker.run.folders import RECORD, RUNS, found_in, report_of_run, run_dir_of
+from stoker.run.mlflow import log_run, start_run
+from stoker.run.outputs import Outputs, carried, deliver, kept_model
+from stoker.run.progress import Follow
+from stoker.run.webhook import RunEnding, telling
+from stoker.terminal import relative, say
+
+RequestT = TypeVar("RequestT")
+
+_TIMELINE = "timeline.csv"
+_METRICS = "metrics.jsonl"
+# Lines of the leader that tell why a launcher failed early.
+_LAST_WORDS = 20
+# Time to read the outputs of a stopped run.
+STOPPED_SECONDS = 30.0
+# Between two tries of a plan without hosts.
+RETRY_SECONDS = 300.0
+
+
+def plan_of(
+    workload: Workload, *, decision_file: Path | None, groups: Sequence[str] = ()
+) -> tuple[tuple[Group, ...], Decision | None]:
+    """Returns the hosts of a decision, or of groups on a command line, and the decision."""
+    if decision_file is None:
+        return groups_of(workload, groups), None
+    if groups:
+        raise UsageError("--decision cannot be used with --group", fix="leave one of them out")
+    decision = read_json(decision_file, Decision)
+    return decision.plan.groups, decision
+
+
+def prepare(
+    *,
+    workload: Workload,
+    groups: Sequence[Group],
+    run_dir: Path,
+    decision: Decision | None = None,
+) -> JobSpec:
+    """Returns the job that runs `workload`; raises UsageError for another workload's decision."""
+    job = JobSpec.of(workload, groups=groups, run_dir=run_dir)
+    if decision is None:
+        return job
+    refuse_foreign(
+        "decision",
+        keys=decision.workload_keys,
+        digest=decision.workload_sha256,
+        workload=workload,
+        where=f"workload {workload.name}",
+        fix="decide again: stoker decide PROFILE --workload WORKLOAD",
+    )
+    return replace(job, settings=replace(job.settings, loader_workers=decision.loader_workers))
+
+
+def request_text(
+    workload: Workload,
+    groups: Sequence[Group],
+    *,
+    decision: Decision | None,
+    name: str | None,
+    as_json: bool,
+) -> str:
+    """Returns the request that the platform would get, as text; makes and sends nothing."""
+    platform = platform_named(workload.platform, settings=workload)
+    folder = RUNS / (name or "dry-run")
+    job = prepare(workload=workload, groups=groups, run_dir=folder, decision=decision)
+    request = platform.plan(job)
+    if as_json:
+        return json.dumps(platform.describe(request), indent=2)
+    return platform.manifest(request)
+
+
+def train_run(
+    workload: Workload,
+    groups: Sequence[Group],
+    *,
+    decision: Decision | None,
+    name: str | None,
+    prices: Path | None,
+    again: str,
+    outputs: Outputs,
+    quiet: bool,
+    assume_yes: bool,
+    is_told: bool,
+    always: bool = False,
+) -> int:
+    """Asks for the price, trains, writes record and report; returns the exit code.
+
+    Args:
+        workload: What is trained.
+        groups: On which hosts.
+        decision: The decision that they are of; None: they were named.
+        name: Name of the run and its job; None: made from the workload and the time.
+        prices: File of prices that adds to the catalog.
+        again: The command line that continues after a stop.
+        outputs: Where the record goes, by default in the run's folder.
+        quiet: Whether JSON is printed, and nothing else.
+        assume_yes: Whether nothing is asked.
+        is_told: Whether this process notifies the webhook.
+        always: Whether a failed training run ends with 0, as a pipeline's next step judges it.
+
+    Raises:
+        UsageError: If the platform refuses the request, with its key.
+        DeclinedError: If the answer is no.
+        PlatformError: If a run of that name still runs here.
+        NoCapacityError: If there were no hosts, once the record is written.
+    """
+    for line, count in (decision.loader_workers if decision else {}).items():
+        say(f"note: the loader at {line} is read as if it had num_workers={count}", quiet=quiet)
+    catalog = catalog_of(workload, prices)
+    confirm(
+        workload, groups, catalog=catalog, decision=decision, assume_yes=assume_yes, quiet=quiet
+    )
+    folder = run_dir_of(workload, name=name)
+    job = prepare(workload=workload, groups=groups, run_dir=folder, decision=decision)
+    # Before anything starts: a wrong request is refused here, with its key; and a run of that name
+    # that still runs keeps its files, and its run in MLflow.
+    platform_named(workload.platform, settings=workload).plan(job)
+    os.close(lock_run_folder(folder, run=folder.name))
+    # For the report of the run, now and from `stoker report`.
+    write_json(folder / "workload.json", workload)
+    if decision:
+        write_json(folder / "decision.json", decision)
+    # An evaluation goes with the training run that it judged.
+    (folder / "evaluation.json").unlink(missing_ok=True)
+    say(f"train of {workload.name} on {groups_in_words(groups)}: {relative(folder)}", quiet=quiet)
+    with telling(workload, run=job.name, step="train", quiet=quiet, is_told=is_told) as ending:
+        end = partial(conclude, folder, workload=workload, ending=ending, typed=again, quiet=quiet)
+        try:
+            record = follow(
+                job,
+                workload,
+                catalog=catalog,
+                decision=decision,
+                again=again,
+                out=outputs.out,
+                quiet=quiet,
+            )
+        except (StokerError, KeyboardInterrupt, TerminatedError) as err:
+            # A further attempt of a pipeline's step would wait as long again for hosts.
+            if not (always and isinstance(err, NoCapacityError)):
+                end(err=err)
+                raise
+            record = read_json(folder / RECORD, Training)
+        report = end()
+        ending.warnings = tuple(group.made_words for group in record.useless_groups)
+        code = training_exit_code(record)
+        if record.is_unknown and pipeline_execution():
+            # The next step reads the outputs again.
+            code = 0
+        if code:
+            ending.take(outcome_of(record))
+    # The record may go elsewhere, and its timeline, which it names by a relative path.
+    file = outputs.out or folder / RECORD
+    model_uri = kept_model(record.model_uri, outputs)
+    copied = copied_to(file, record, run_dir=folder, model_uri=model_uri)
+    deliver(
+        copied,
+        outputs=replace(outputs, out=file),
+        explain=training_words,
+        as_json=quiet,
+        # The record, for the next step.
+        parameters={"status": copied.status, "training": carried(copied)},
+        model={**copied.lineage, "model_uri": copied.model_uri or ""},
+    )
+    say(f"logs: {folder / 'logs'}\nreport: {report}", quiet=quiet)
+    # A pipeline's next step judges a failed training run, so this one must not end the pipeline.
+    return 0 if always and not record.is_unknown else code
+
+
+def conclude(
+    folder: Path,
+    *,
+    workload: Workload,
+    ending: RunEnding,
+    typed: str,
+    quiet: bool,
+    err: BaseException | None = None,
+) -> str:
+    """Writes the report, and what there is to MLflow; returns the report's address.
+
+    Args:
+        folder: Of the run.
+        workload: Of the run.
+        ending: Gets the links.
+        typed: The command line.
+        quiet: Whether nothing is printed.
+        err: What ended the run early.
+    """
+    failure = ""
+    if err:
+        # An interrupt's words, if any, are on a job that keeps running.
+        failure = str(err) or f"stopped in {ending.step}"
+    try:
+        file = report_of_run(folder, workload=workload, command=typed, failure=failure)
+        report = file.resolve().as_uri()
+    except StokerError as trouble:
+        report = f"not written: {trouble.what}"
+    training = found_in(folder / RECORD, Training)
+    ending.links |= {"report": report, "logs": str(folder / "logs")}
+    if training:
+        ending.links["job"] = training.job.url or ""
+    # A job that keeps running has no end yet, and one that was declined is none.
+    if training or (isinstance(err, StokerError) and not isinstance(err, DeclinedError)):
+        names = ("profile.json", "decision.json", RECORD, "evaluation.json", "report.html")
+        ending.links["mlflow"] = log_run(
+            tracking_of(workload),
+            run=folder.name,
+            training=training,
+            evaluation=found_in(folder / "evaluation.json", Evaluation),
+            files=[folder / name for name in names],
+            quiet=quiet,
+        )
+    return report
+
+
+def follow(
+    job: JobSpec,
+    workload: Workload,
+    *,
+    catalog: Catalog,
+    decision: Decision | None,
+    again: str,
+    quiet: bool,
+    out: Path | None = None,
+    echo: bool = True,
+) -> Training:
+    """Trains and shows the progress; of a training run that is stopped, shows what is kept.
+
+    Args:
+        again: The command line that continues after a stop.
+        quiet: Whether nothing is printed on stderr.
+        out: Second file for the record of a training run that is stopped.
+        echo: Whether the lines of the script are shown, too.
+    """
+    folder = job.run_dir
+    # An earlier attempt's must not pass for this one's.
+    (folder / RECORD).unlink(missing_ok=True)
+    lineage = {"workload_sha256": sha256_of(workload)}
+    lineage |= {name: str(fact).lower() for name, fact in git_state(Path.cwd()).items()}
+    job = start_run(replace(job, lineage=lineage), platform=workload.platform, quiet=quiet)
+    steps = workload.training.total_steps()
+    try:
+        with closing(Follow(quiet=quiet, echo=echo, total_steps=steps)) as shown:
+            return train(
+                job,
+                platform=platform_named(workload.platform, settings=workload),
+                catalog=catalog,
+                decision=decision,
+                on_line=shown.line,
+                may_stop=shown.ask_to_stop,
+            )
+    except (KeyboardInterrupt, TerminatedError):
+        # A job that keeps running has no record yet; the interrupt says how to follow it.
+        if not (folder / RECORD).is_file():
+            raise
+        record = read_json(folder / RECORD, Training)
+        files = [folder / RECORD]
+        if out:
+            write_json(out, copied_to(out, record, run_dir=folder))
+            files.append(out)
+        say(
+            f"{training_words(record)}: all hosts have ended\n"
+            f"kept:  {', '.join(map(relative, files))} (status: stopped), "
+            f"{relative(folder / 'logs')}, and what the script saved\n"
+            f"again: {again}",
+            quiet=quiet,
+        )
+        raise
+
+
+def train(
+    job: JobSpec,
+    *,
+    platform: Platform[RequestT],
+    catalog: Catalog,
+    decision: Decision | None = None,
+    on_line: Callable[[LogLine], object] = lambda line: None,
+    may_stop: Callable[[], bool] = lambda: True,
+    sleep: Sleep = time.sleep,
+    clock: Clock = time.monotonic,
+) -> Training:
+    """Submits the job, follows it to its end, and writes its record to `job.run_dir`.
+
+    Blocks until all hosts have ended. After Ctrl-C the job is stopped if `may_stop`, its record
+    is written, and the interrupt is raised again. After SIGTERM, or an error of following it, a
+    job that outlives this process keeps running; the interrupt or error says how to follow it again
+    (`leave_or_stop`).
+
+    Without capacity the job is retried, and then the decision's next plans are tried, as the
+    workload's `on_no_capacity` says; each try is an event of the record.
+
+    Args:
+        on_line: Gets each line of a host's log, and news of the platform.
+        may_stop: Whether Ctrl-C is to stop the job.
+
+    Raises:
+        UsageError: If the platform cannot run the job, or the record cannot be written.
+        PlatformError: If the platform refuses it, or a job without hosts could not be deleted.
+        NoCapacityError: If no plan got hosts in time; a record with status `failed` is written.
+    """
+    events: list[Event] = []
+
+    def tell(words: str) -> None:
+        events.append(Event(when=now_utc(), what=words))
+        on_line(LogLine(group=platform.name, host="capacity", text=words))
+
+    plans = [job, *_other_plans(job, decision, platform=platform, tell=tell)]
+    if len(plans) > 1:
+        # A job that an earlier attempt got hosts for.
+        plans = plans[platform.resumed([platform.plan(plan) for plan in plans]) :]
+    wait_seconds = 60 * job.platform_settings.on_no_capacity.wait_minutes
+    short: set[str] = set()
+    until: float | None = None
+    while True:
+        plan = _with_budget(plans[0], catalog=catalog, decision=decision)
+        words = f"no hosts for {groups_in_words(plan.groups)}"
+        try:
+            return _trained(
+                plan,
+                platform=platform,
+                decision=decision,
+                events=events,
+                on_line=on_line,
+                may_stop=may_stop,
+            )
+        except NoCapacityError as err:
+            now = clock()
+            until = until or now + wait_seconds
+            pause = min(until - now, RETRY_SECONDS)
+            if pause > 0 and err.may_pass:
+                left = (until - now) / 60
+                tell(f"{words}: retry in {pause / 60:.0f} min, for {left:.0f} min more: {err.what}")
+                sleep(pause)
+                continue
+            if err.still_there:
+                # It may get hosts later, and would run in parallel with the next plan's job.
+                raise err.still_there from err
+            until = None
+            short |= {bare_type(name) for name in err.types}
+            plans = [other for other in plans[1:] if not short & _types(other.groups)]
+            if not plans:
+                record = record_of_job(
+                    plan,
+                    JobEnd(status="failed", failure=err.what),
+                    ran=Job(platform=platform.name, name=plan.name),
+                    decision=decision,
+                    events=events,
+                    lost=f"{words}, and no other plan is left",
+                )
+                write_json(job.run_dir / RECORD, record)
+                raise
+            following_words = groups_in_words(plans[0].groups)
+            tell(f"{words}: taking the next plan, {following_words}: {err.what}")
+
+
+def _types(groups: Sequence[Group]) -> set[str]:
+    return {bare_type(group.instance_type) for group in groups}
+
+
+def _other_plans(
+    job: JobSpec,
+    decision: Decision | None,
+    *,
+    platform: Platform[RequestT],
+    tell: Callable[[str], None],
+) -> Iterator[JobSpec]:
+    """Yields jobs of the decision's next plans that have other types, best first.
+
+    A plan with the same types would lack hosts, too.
+    """
+    if not decision or job.platform_settings.on_no_capacity.then != "next_plan":
+        return
+    seen = [_types(job.groups)]
+    for number, plan in enumerate(decision.plans, 1):
+        if not plan.feasible or _types(plan.groups) in seen or len(seen) == MAX_PLANS:
+            continue
+        seen.append(_types(plan.groups))
+        # A stable name: a retry of a pipeline's step finds the job again.
+        name = f"{job.name}-plan{number}"
+        other = replace(job, name=name, run=job.run_name, groups=plan.groups)
+        try:
+            platform.plan(other)
+        except UsageError as err:
+            # The decision does not know the platform's rules.
+            tell(f"{groups_in_words(plan.groups)} cannot replace it: {err.what}")
+        else:
+            yield other
+
+
+def _with_budget(job: JobSpec, *, catalog: Catalog, decision: Decision | None) -> JobSpec:
+    """Returns the job with prices, limit and prediction; without them where nothing is billed."""
+    prices = {}
+    single = [structs.replace(group, count=1) for group in job.groups]
+    if catalog.purchase != NOMINAL:
+        prices = {group.name: catalog.usd_per_hour([group]) for group in single}
+    known = {name: price for name, price in prices.items() if price is not None}
+    budget = None
+    if known:
+        promise = predicted_of(job.groups, decision)
+        budget = Budget(
+            usd_per_hour=known,
+            max_usd=job.settings.budget.max_usd if job.settings.budget else None,
+            predicted_usd=promise.run_usd if promise else None,
+            estimated=tuple(group.name for group in single if catalog.estimates([group])),
+        )
+    return replace(job, settings=replace(job.settings, budget=budget))
+
+
+def _trained(
+    job: JobSpec,
+    *,
+    platform: Platform[RequestT],
+    decision: Decision | None,
+    events: Sequence[Event],
+    on_line: Callable[[LogLine], object],
+    may_stop: Callable[[], bool],
+) -> Training:
+    """Runs one job; returns its record, or raises NoCapacityError if it got no hosts."""
+    run = platform.submit(platform.plan(job))
+
+    def recorded(end: JobEnd) -> Training:
+        ran = Job(platform=platform.name, name=run.name, url=end.job_url)
+        return record_of_job(job, end, ran=ran, decision=decision, events=events)
+
+    last_words: deque[str] = deque(maxlen=_LAST_WORDS)
+    try:
+        for line in run.lines():
+            # Lines of data hosts do not say why a training run failed.
+            if line.group == job.groups[0].name:
+                last_words.append(line.text)
+            on_line(line)
+        end = run.wait()
+    except BaseException as err:
+        leave_or_stop(run, err, may_stop=may_stop)
+        if isinstance(err, NoCapacityError):
+            err.still_there = run.remaining()
+        # KeyboardInterrupt and TerminatedError only.
+        if not isinstance(err, Exception):
+            try:
+                # Ctrl-C must not wait for a job that could not be stopped.
+                end = within(STOPPED_SECONDS, run.wait)
+            # An interrupt: also who does not wait gets a record.
+            except (StokerError, OSError, KeyboardInterrupt, TerminatedError):
+                end = JobEnd(status="stopped")
+            record = structs.replace(recorded(end), status="stopped", failure=None)
+            write_json(job.run_dir / RECORD, record)
+        raise
+    finally:
+        run.stop()
+    record = recorded(end)
+    if record.status == "failed" and last_words and not record.hosts:
+        # The launcher failed early: only its log says why.
+        known = record.failure or ""
+        reason = said_in(last_words)
+        words = ": ".join(filter(None, (known, "" if reason in known else reason)))
+        failure = "\n".join([words, *without_events(last_words)]).strip()
+        record = structs.replace(record, failure=failure)
+    write_json(job.run_dir / RECORD, record)
+    return record
+
+
+def record_of_job(
+    job: JobSpec,
+    end: JobEnd,
+    *,
+    ran: Job,
+    decision: Decision | None = None,
+    events: Sequence[Event] = (),
+    lost: str = "the dnn leader left no record that can be read",
+) -> Training:
+    """Returns the record of an ended job, and copies the leader's files to `job.run_dir`.
+
+    Args:
+        job: The plan, with its budget.
+        end: How the platform saw it end.
+        ran: The job as the platform calls it.
+        decision: Which the plan is of.
+        events: What happened before.
+        lost: Why there is no record of the leader, if there is none.
+    """
+    leader = leader_record(end.output_dir)
+    seen = [*events, *end.events]
+    if end.unfetched:
+        lost = f"the outputs could not be read: {end.unfetched}"
+    if not leader:
+        seen.append(Event(when=now_utc(), what=lost))
+    timeline_file = None
+    if end.output_dir:
+        try:
+            timeline_file, leader = _kept_files(end.output_dir / "stoker", job, leader)
+        # On a full disk the report lacks a picture.
+        except (OSError, ValueError) as err:
+            seen.append(Event(when=now_utc(), what=f"a file was not kept: {err}"))
+    settings = job.settings
+    _, _, digest = (job.image or "").partition("@")
+    lineage = {f"input_{name}": channel.uri for name, channel in job.channels.items()}
+    lineage |= {"image": job.image or "", "image_digest": digest}
+    if decision:
+        lineage["profile_sha256"] = decision.profile_sha256 or ""
+        lineage["decision_sha256"] = sha256_of(decision)
+    lineage |= {**job.lineage, **end.lineage}
+    outside = Training(
+        job=ran,
+        workload_sha256=settings.workload_sha256,
+        workload_keys=workload_keys(
+            command=job.command, strategy=settings.strategy, engine=settings.engine.name
+        ),
+        decision_id=sha256_of(decision)[:12] if decision else None,
+        groups=job.groups,
+        strategy=settings.strategy,
+        engine=settings.engine.name,
+        hyperparameters=record_of(job.hyperparameters),
+        status=end.status,
+        exit_code=end.exit_code,
+        failure=end.failure,
+        events=tuple(seen),
+        data_group_release_seconds=end.data_group_release_seconds,
+        model_uri=end.model_uri,
+        lineage={name: fact for name, fact in lineage.items() if fact},
+        mlflow_run_id=end.mlflow_run_id or job.environment.get(MLFLOW_RUN),
+        unfetched=end.unfetched,
+    )
+    return completed(
+        outside,
+        leader,
+        budget=settings.budget or Budget(),
+        host_seconds=end.host_seconds,
+        timeline_file=timeline_file,
+    )
+
+
+def _kept_files(
+    folder: Path, job: JobSpec, leader: Training | None
+) -> tuple[str | None, Training | None]:
+    """Copies the leader's files to the run's folder, and lists all hosts' bad samples there.
+
+    Returns the timeline's name, and the leader's record with the number of bad samples.
+    """
+    timeline = (leader and leader.measured and leader.measured.timeline_file) or ""
+    for original, name in ((timeline, _TIMELINE), (_METRICS, _METRICS)):
+        # An earlier try may have left one.
+        (job.run_dir / name).unlink(missing_ok=True)
+        if original and (folder / original).is_file():
+            shutil.copyfile(folder / original, job.run_dir / name)
+    # In SageMaker's archive they are below the leader's, on this machine apart.
+    others = job.run_dir.glob("hosts/*/output/data/stoker")
+    num_listed = join_lists_of_hosts({folder, *others}, job.run_dir / BAD_SAMPLES_FILE)
+    # Without data hosts the other hosts do not tell the leader theirs.
+    if leader and num_listed > leader.bad_samples:
+        leader = structs.replace(leader, bad_samples=num_listed)
+    return (_TIMELINE if (job.run_dir / _TIMELINE).is_file() else None), leader
