@@ -6,6 +6,7 @@ A profiled process ends at once: without the script's exit handlers, and with no
 """
 
 import contextlib
+import functools
 import os
 import signal
 import sys
@@ -55,7 +56,6 @@ class Ranks:
             self.rank = distributed.get_rank()
             self.world_size = distributed.get_world_size()
         self.host = settings.host
-        self.leads_host = settings.local_rank == 0
         self.step: int | None = None
         self.text = ""
         self._folder = folder
@@ -64,8 +64,16 @@ class Ranks:
     @property
     def on_host(self) -> int:
         """Ranks of this host, by what they have posted until now."""
-        names = [self.read(f"host-{rank}") for rank in range(self.world_size)]
-        return max(1, names.count(self.host))
+        return max(1, self._hosts.count(self.host))
+
+    @property
+    def _hosts(self) -> list[str | None]:
+        return [self.read(f"host-{rank}") for rank in range(self.world_size)]
+
+    @functools.cached_property
+    def leads_host(self) -> bool:
+        """Whether it is the first rank of its host; a rank that a script started has no number."""
+        return self.host not in self._hosts[: self.rank]
 
     def announce(self, text: str, *, at_step: int, lead_steps: int) -> None:
         """Announces, as rank 0, a change of phase, and how it goes; the others have to read it."""
