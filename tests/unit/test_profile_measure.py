@@ -128,7 +128,7 @@ def test_where_stoker_does_not_help_that_is_said_first():
         wait_seconds=at(0.0003),
         drains=(drained(8, 0.04), drained(1, 0.04)),
     )
-    assert "stoker does not help here" in explain(profile_of(fed)).splitlines()[0]
+    assert "the accelerator sets the pace" in explain(profile_of(fed)).splitlines()[0]
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_a_gpu_that_idles_in_steps_that_wait_for_nothing_does_not_set_the_pace()
     assert found["launch"].share == pytest.approx(1 - 0.30 - 0.0125 - 0.0075)
     assert "kernels run on the GPU for 30% of a step" in found["launch"].text
     said = words(explain(profile))
-    assert "stoker does not help here; the script's own thread sets the pace" in said
+    assert "waiting for data: the script's own thread sets the pace" in said
     assert "the accelerator sets the pace" not in said
     assert "CUDA graphs" in said
     decision = decided(profile, catalog=LOCAL)

@@ -127,7 +127,7 @@ def _limit(profile: Profile, *, share: float) -> str:
         pace = "the accelerator sets the pace"
         if "launch" in states:
             pace = "the script's own thread sets the pace, not the GPU"
-        return f": stoker does not help here; {pace}"
+        return f": {pace}"
     parts = parts_of(profile)
     if parts is None:
         return ""
