@@ -94,7 +94,7 @@ def group_arguments(groups: Iterable[Group]) -> list[str]:
     return words
 
 
-def _notes_on(training: Training) -> list[str]:
+def notes_on(training: Training) -> list[str]:
     """Returns what a reader of a good run's figures has to know beside them."""
     notes = []
     if training.bad_samples:
@@ -140,7 +140,7 @@ def training_words(training: Training) -> str:
     if training.predicted_usd is not None:
         predicted = usd(training.predicted_usd, is_estimate=training.is_estimate)
         words += f" (predicted {predicted})"
-    return "; ".join([words, *_notes_on(training)])
+    return "; ".join([words, *notes_on(training)])
 
 
 def measured_words(measured: Measured) -> str:

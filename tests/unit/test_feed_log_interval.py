@@ -11,6 +11,7 @@ from stoker.figures.intervals import (
     IntervalLog,
     RankRate,
     interval_in,
+    joined,
     rates_between,
     read_intervals,
 )
@@ -99,8 +100,11 @@ SLOWER = host_rate("data-2", batches_per_second=3.0)
     ("value", "limit", "words"),
     [
         (interval(host_rate(), wait=None), "unknown", "not known: no step"),
-        (interval(host_rate(), wait=0.02, ready=5.0), "accelerator", "5.0 batches are ready"),
-        (interval(host_rate(credits=0)), "workers", "none is connected"),
+        (interval(host_rate(), wait=0.02, ready=5.0), "accelerator", "data is there in time"),
+        (interval(host_rate(credits=0, batches_per_second=0)), "workers", "none is connected"),
+        # A run of seconds, whose hosts have gone by its last report.
+        (joined([interval(host_rate(credits=0))]), "network", "at work 25% of the time"),
+        (joined([interval(host_rate()), interval(host_rate(credits=0))]), "network", "at work"),
         (interval(host_rate(busy_workers=3.9, busy_cpus=3.8)), "cpu", "at work 98% of the time"),
         (interval(host_rate(), SLOWER, ready=6.0), "order", "slowest is data-2"),
         (interval(host_rate()), "network", "8 of 8 batches asked for"),

@@ -182,16 +182,15 @@ def interval_in(event: LogEvent) -> Interval | None:
     return _interval_of(event.values.get("row", ""))
 
 
-def read_intervals(path: Path) -> list[Interval]:
+def read_intervals(path: Path | None) -> list[Interval]:
     """Reads a metrics.jsonl; rows that are cut off or malformed are left out.
 
     A file that is missing has none.
     """
-    try:
-        with path.open("rb") as file:
-            lines = file.read(_MAX_READ_BYTES).splitlines()
-    except OSError:
+    if path is None or not path.is_file():
         return []
+    with path.open("rb") as file:
+        lines = file.read(_MAX_READ_BYTES).splitlines()
     return [interval for line in lines if (interval := _interval_of(line))]
 
 

@@ -7,7 +7,6 @@ stand beside them in HTML, so that nothing has to be placed.
 from bisect import bisect_left
 from collections.abc import Sequence
 from html import escape
-from itertools import accumulate
 from pathlib import Path
 
 from markupsafe import Markup
@@ -21,65 +20,47 @@ _SPARK = (320.0, 28.0)
 _MAX_POINTS = 160
 
 
-def read_steps(file: Path | None) -> list[MeasuredStep]:
+def read_steps(file: Path) -> list[MeasuredStep]:
     """Reads the single steps of a timeline, in order of time; none where it is missing."""
-    if file is None:
-        return []
     steps = [step for step in training_steps(read_timeline(file)) if step.steps == 1]
     return sorted(steps, key=lambda step: step.start_seconds)
 
 
 def shown_seconds(step_seconds: Sequence[float]) -> float:
-    """Returns the strips' common window: about 24 of the slowest steps, 40 of the fastest."""
-    slow = max(step_seconds)
-    fast = min(step_seconds)
-    # Two of the slow ones at least, and 400 of the fast ones at most, whose marks would run into
-    # each other.
-    return min(24 * slow, max(40 * fast, 2 * slow), 400 * fast)
+    """Returns the strips' common window: about 24 of the slowest steps."""
+    # Marks of more than 400 fast ones would run into each other.
+    return min(24 * max(step_seconds), 400 * min(step_seconds))
 
 
-def _window(steps: Sequence[MeasuredStep], seconds: float) -> Sequence[MeasuredStep]:
-    """Returns steps that fill `seconds`, in the middle of the run: its first ones warm up."""
-    starts = [step.start_seconds for step in steps]
-    middle = (starts[0] + steps[-1].end_seconds - seconds) / 2
-    first = bisect_left(starts, middle)
-    last = bisect_left(starts, middle + seconds)
-    return steps[first:last] or steps
-
-
-def strip(
-    steps: Sequence[MeasuredStep], *, step: float, wait: float, seconds: float, label: str
-) -> Markup:
-    """Draws steps over `seconds`, each with its wait low and its computing high.
+def strip(steps: Sequence[MeasuredStep], *, seconds: float, label: str) -> Markup:
+    """Draws `seconds` of steps, each with its wait low and its computing high.
 
     Args:
-        steps: Of a timeline; none: `step` and `wait` are repeated.
-        step: Seconds of the run's step.
-        wait: Of these, the seconds that it waits.
+        steps: Of a timeline; those in the middle of the run are drawn, as its first ones warm up.
         seconds: Of the whole width.
         label: What it shows, for screen readers.
     """
-    if steps:
-        shown = _window(steps, seconds)
-        marks = [(each.start_seconds, each.wait_seconds, each.seconds) for each in shown]
-    else:
-        marks = [(number * step, wait, step) for number in range(1 + int(seconds / step))]
     width, height = _STRIP
+    starts = [step.start_seconds for step in steps]
+    middle = bisect_left(starts, (starts[0] + steps[-1].end_seconds - seconds) / 2)
     scale = width / seconds
-    origin = marks[0][0]
     body = []
-    for start, waited, took in marks:
-        x = (start - origin) * scale
-        end = min(width, x + took * scale)
-        middle = min(end, x + waited * scale)
+    for step in steps[middle:]:
+        left = (step.start_seconds - starts[middle]) * scale
+        if left >= width:
+            break
+        until = min(width, left + step.wait_seconds * scale)
         # A gap of 1 between steps lets them be counted.
-        right = max(middle, end - 1) if end - x > 4 else end
+        end = max(until, min(width, left + step.seconds * scale) - 1)
         # By their height, too: colour alone must not carry it.
-        for css, left, until, top in (("wait", x, middle, 0.55), ("compute", middle, right, 0.0)):
-            if left < until:
-                size = f'width="{until - left:.1f}" height="{height * (1 - top):g}"'
-                body.append(f'<rect class="{css}" x="{left:.1f}" y="{height * top:g}" {size}/>')
+        body.append(_bar("wait", left, until, top=0.55 * height))
+        body.append(_bar("compute", until, end, top=0.0))
     return _svg(_STRIP, "".join(body), css="strip", label=label)
+
+
+def _bar(css: str, left: float, right: float, *, top: float) -> str:
+    size = f'width="{right - left:.1f}" height="{_STRIP[1] - top:g}"'
+    return f'<rect class="{css}" x="{left:.1f}" y="{top:g}" {size}/>'
 
 
 def sparkline(points: Sequence[tuple[float, float]], *, top: float, css: str, label: str) -> Markup:
@@ -88,23 +69,24 @@ def sparkline(points: Sequence[tuple[float, float]], *, top: float, css: str, la
     Args:
         points: Seconds of an interval, and the value in it.
         top: The value at the upper edge.
-        css: Class that colours it: wait, compute or quiet.
+        css: Class that colours it: wait or compute.
         label: What it shows, for screen readers.
     """
     width, height = _SPARK
-    # Joined, not sampled, so that no idle second is lost between two points.
-    each = -(-len(points) // _MAX_POINTS)
-    joined = []
-    for first in range(0, len(points), each):
-        group = points[first : first + each]
-        seconds = sum(length for length, _ in group) or 1.0
-        joined.append((seconds, sum(length * value for length, value in group) / seconds))
-    ends = [0.0, *accumulate(length for length, _ in joined)]
+    whole = sum(seconds for seconds, _ in points)
     corners = [f"M0 {height:g}"]
-    for index, (_, value) in enumerate(joined):
-        y = height * (1 - min(value / (top or 1.0), 1.0))
-        left, right = (width * end / ends[-1] for end in ends[index : index + 2])
+    # Means, not samples, so that no idle second is lost between two points.
+    length = area = passed = 0.0
+    for seconds, value in points:
+        length += seconds
+        area += seconds * value
+        if length * _MAX_POINTS < whole and passed + length < whole:
+            continue
+        y = height * (1 - min(area / length / (top or 1.0), 1.0))
+        left, right = (width * end / whole for end in (passed, passed + length))
         corners.append(f"L{left:.1f} {y:.1f}L{right:.1f} {y:.1f}")
+        passed += length
+        length = area = 0.0
     corners.append(f"L{width:g} {height:g}Z")
     return _svg(_SPARK, f'<path class="{css}" d="{"".join(corners)}"/>', css="spark", label=label)
 

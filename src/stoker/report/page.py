@@ -4,8 +4,8 @@ The page is a list of sections, each of blocks: tables, lists, texts and picture
 knows how blocks look, and nothing of runs.
 """
 
-import csv
 import shlex
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,16 +26,18 @@ from stoker.decide.explain import (
 )
 from stoker.decide.parts import limit_words
 from stoker.evaluate import cost_table, performance_words
-from stoker.figures.intervals import Interval, joined, read_intervals
+from stoker.feed.timeline import typical_step
+from stoker.figures.intervals import joined, read_intervals
 from stoker.figures.limit import feed_limit_of
 from stoker.profile.explain import explain as explain_profile
-from stoker.record_words import gpu_words, group_arguments
+from stoker.record_words import gpu_words, group_arguments, notes_on
 from stoker.records import Decision, GpuLoad, Plan, Training, write_text
 from stoker.records.gpu import busy_share, used_gpus
 from stoker.report.charts import read_steps, shown_seconds, sparkline, strip
 from stoker.report.verdict import ReportedRun, judge, key_figures
 from stoker.units import capital, digits, figure, ms, numbered, percent, percentage, times, usd
 
+# Of plans that may not be used, the first: the user's own ones come first.
 _MOST_RULED_OUT = 3
 # More rows of hosts or GPUs are in the records.
 _MOST_HOSTS = 16
@@ -98,56 +100,65 @@ def write_report(path: Path, run: ReportedRun) -> None:
 
 
 def _sections(run: ReportedRun) -> Iterator[tuple[str, Iterable[Block]]]:
-    yield "Steps", _steps(run)
-    if run.decision:
-        yield "Plans", [_plans(run.decision)]
+    decision = run.decision
+    training = run.training
+    yield "Steps", [_steps(run)]
+    if decision:
+        yield "Plans", [_plans(decision)]
         path = [
             Markup("{} <b>{}</b>: {}").format(step.question, step.answer, step.because)
-            for step in run.decision.path
+            for step in decision.path
         ]
         # Where nothing was run, the page's verdict says only that.
-        note = "" if run.training else headline(run.decision)
-        yield "Why this plan", [Block(items=path, note=note)]
+        yield "Why this plan", [Block(items=path, note="" if training else headline(decision))]
     if performance := run.performance:
         note = f"{capital('; '.join(performance_words(performance)))}."
         heads, rows = cost_table(performance)
         yield "Predicted against measured", [Block(heads=heads, rows=rows, note=note)]
     yield "Quality", [_quality(run)]
-    if run.training:
-        blocks = [_hosts(run.training), _gpus(run), *_feed(run)]
-        events = [[event.when, event.host or "", event.what] for event in run.training.events]
-        blocks.append(Block(title="Events", heads=("when", "host", "what"), rows=events))
-        yield "Hosts", blocks
+    if training:
+        events = [[event.when, event.host or "", event.what] for event in training.events]
+        table = Block(title="Events", heads=("when", "host", "what"), rows=events)
+        yield "Hosts", [_hosts(training), _gpus(run), _feed(run.intervals), table]
     if run.profile:
         yield "What a step is made of", [Block(text=explain_profile(run.profile))]
-    yield "Advice and warnings", _advice(run)
+    warnings = [*(run.evaluation.warnings if run.evaluation else ())]
+    warnings += decision.warnings if decision else ()
+    warnings += notes_on(training) if training else ()
+    fixes = [f"{fix.text} ({fix.cost} work)" for fix in (run.profile.fixes if run.profile else ())]
+    yield (
+        "Advice and warnings",
+        [
+            Block(title="Warnings", items=[*dict.fromkeys(warnings)]),
+            Block(title="Fixes to the script or its settings", items=fixes),
+            Block(title="Worth doing", items=advice_words(decision) if decision else ()),
+        ],
+    )
     yield "Commands and environment", _environment(run)
 
 
-def _steps(run: ReportedRun) -> Iterator[Block]:
-    """Yields the strips of steps before and after, on one scale of time."""
-    strips = []
-    step = run.profiled.step if run.profiled else None
-    if step and step.wait_seconds is not None:
-        strips.append(("Before", step.step_seconds, step.wait_seconds, run.before_timeline))
-    if run.measured and run.measured.step_seconds:
-        now = run.measured
-        strips.append(("This run", now.step_seconds, now.wait_seconds, run.after_timeline))
+def _steps(run: ReportedRun) -> Block:
+    """Returns the strips of steps before and after, on one scale of time."""
+    timelines = {"Before": run.before_timeline, "This run": run.after_timeline}
+    # A timeline of another machine is not today's.
+    if run.profiled is None:
+        del timelines["Before"]
+    read = {name: read_steps(file) for name, file in timelines.items() if file}
+    strips = {name: steps for name, steps in read.items() if steps}
     if not strips:
-        return
-    seconds = shown_seconds([each[1] for each in strips])
+        return Block()
+    typical = {name: typical_step(steps) for name, steps in strips.items()}
+    seconds = shown_seconds([step for step, _ in typical.values()])
     pictures = []
-    for name, step_seconds, wait, file in strips:
-        right = f"{ms(step_seconds)} per step, {percentage(wait / step_seconds)} waiting"
-        label = f"{name}: {right}"
-        steps = read_steps(file)
-        picture = strip(steps, step=step_seconds, wait=wait, seconds=seconds, label=label)
-        pictures.append((name, picture, right))
+    for name, steps in strips.items():
+        step, wait = typical[name]
+        right = f"{ms(step)} per step, {percentage(wait / step)} waiting"
+        pictures.append((name, strip(steps, seconds=seconds, label=f"{name}: {right}"), right))
     note = (
-        f"Each mark is a step, over {ms(seconds)} in the middle of a run, of the rank that waits "
-        "longest: low while the trainer waits for its batch, high while it computes."
+        f"Each mark is a step of a rank, over {ms(seconds)} in the middle of a run: low while it "
+        "waits for its batch, high while it computes."
     )
-    yield Block(pictures=pictures, note=note)
+    return Block(pictures=pictures, note=note)
 
 
 def _plans(decision: Decision) -> Block:
@@ -156,7 +167,6 @@ def _plans(decision: Decision) -> Block:
     outcomes = [plan.predicted for plan in decision.plans if plan.predicted]
     longest = max((outcome.counted_high for outcome in outcomes), default=1.0)
     rows = []
-    # Of plans that may not be used, the first: the user's own ones come first.
     ruled_out = [("", plan) for plan in decision.plans if not plan.feasible][:_MOST_RULED_OUT]
     for mark, plan in [*shown_plans(decision), *ruled_out]:
         words = f"{mark} {plan_name(plan, decision.today)}".strip()
@@ -195,14 +205,13 @@ def _plan_cells(plan: Plan, longest: float, heads: tuple[str, str]) -> list[str 
 
 def _quality(run: ReportedRun) -> Block:
     gates = run.evaluation.gates if run.evaluation else ()
-    metrics = run.training.metrics if run.training else {}
     rows = []
     for gate in gates:
         value = "not reported" if gate.value is None else figure(gate.value)
         low, high = ("" if bound is None else figure(bound) for bound in (gate.min, gate.max))
         rows.append([gate.metric, value, low, high, "passed" if gate.passed else "failed"])
     gated = {gate.metric for gate in gates}
-    for name, metric in metrics.items():
+    for name, metric in (run.training.metrics if run.training else {}).items():
         if name not in gated:
             rows.append([name, figure(metric), "", "", ""])
     return Block(heads=("metric", "value", "at least", "at most", "gate"), rows=rows)
@@ -220,11 +229,7 @@ def _hosts(training: Training) -> Block:
         seconds = digits(training.data_group_release_seconds, 2)
         note += f"; data hosts gone {seconds} s after the training's end"
     if training.spent_usd is not None:
-        predicted, spent = (
-            usd(value, is_estimate=training.is_estimate)
-            for value in (training.predicted_usd, training.spent_usd)
-        )
-        note += f"; {spent} spent, {predicted} predicted"
+        note += f"; {usd(training.spent_usd, is_estimate=training.is_estimate)} spent"
     return Block(heads=("group", "hosts", "workers per host", "names"), rows=rows, note=f"{note}.")
 
 
@@ -250,19 +255,18 @@ def _gpus(run: ReportedRun) -> Block:
 
 def _busy_points(file: Path | None, used: Sequence[GpuLoad]) -> Iterator[tuple[float, float]]:
     places = {(gpu.host, gpu.number) for gpu in used}
-    for interval in read_intervals(file) if file else ():
+    for interval in read_intervals(file):
         gpus = [gpu for gpu in interval.gpus if (gpu.host, gpu.number) in places]
         shares = [gpu.utilization for gpu in gpus if gpu.utilization is not None]
         if interval.steps and shares:
             yield interval.seconds, fmean(shares)
 
 
-def _feed(run: ReportedRun) -> Iterator[Block]:
-    """Yields who fed the trainer: what limits it, its wait, and the rate of each host."""
-    rows: Iterable[Interval] = read_intervals(run.intervals) if run.intervals else ()
-    intervals = [each for each in rows if each.ranks]
+def _feed(file: Path | None) -> Block:
+    """Returns who fed the trainer: what limits it, its wait, and the rate of each host."""
+    intervals = [each for each in read_intervals(file) if each.ranks]
     if not intervals:
-        return
+        return Block()
     whole = joined(intervals)
     limit = feed_limit_of(whole)
     waits = [(each.seconds, each.wait_share or 0.0) for each in intervals]
@@ -270,11 +274,11 @@ def _feed(run: ReportedRun) -> Iterator[Block]:
     picture = sparkline(waits, top=1.0, css="wait", label=f"Waiting for data: {words}")
     pictures = [("Waiting for data", picture, words)]
     hosts = whole.hosts[:_MOST_HOSTS]
-    rates: dict[str, list[tuple[float, float]]] = {host.name: [] for host in hosts}
+    rates = defaultdict[str, list[tuple[float, float]]](list)
     for interval in intervals:
         made = {host.name: host.batches_per_second for host in interval.hosts}
-        for name, points in rates.items():
-            points.append((interval.seconds, made.get(name, 0.0)))
+        for host in hosts:
+            rates[host.name].append((interval.seconds, made.get(host.name, 0.0)))
     # One scale for all hosts: a slow one must look slow.
     top = max((rate for points in rates.values() for _, rate in points), default=1.0)
     for host in hosts:
@@ -285,34 +289,7 @@ def _feed(run: ReportedRun) -> Iterator[Block]:
         picture = sparkline(rates[host.name], top=top, css="compute", label=f"{host.name}: {words}")
         pictures.append((host.name, picture, words))
     note = f"What limits the run: {limit.words}. To gain more: {limit.advice}."
-    yield Block(title="Who fed the trainer", pictures=pictures, note=note)
-
-
-def bad_samples_words(training: Training, file: Path | None) -> str:
-    """Returns how many samples could not be made, and the first of them."""
-    many = f"{training.bad_samples:,} times a sample could not be made"
-    if file is None or not file.is_file():
-        return many
-    with file.open(newline="", encoding="utf-8", errors="replace") as text:
-        row = next(csv.DictReader(text), {})
-    cells = [row.get(name) for name in ("index", "error", "text", "host")]
-    if None in cells:
-        return many
-    index, error, why, host = (str(cell)[:120] for cell in cells)
-    return f"{many}; the first: sample {index} ({error}: {why}) on {host}"
-
-
-def _advice(run: ReportedRun) -> list[Block]:
-    warnings = [*(run.evaluation.warnings if run.evaluation else ())]
-    warnings += run.decision.warnings if run.decision else ()
-    if run.training and run.training.bad_samples:
-        warnings.append(bad_samples_words(run.training, run.bad_samples_file))
-    fixes = [f"{fix.text} ({fix.cost} work)" for fix in (run.profile.fixes if run.profile else ())]
-    return [
-        Block(title="Warnings", items=[*dict.fromkeys(warnings)]),
-        Block(title="Fixes to the script or its settings", items=fixes),
-        Block(title="Worth doing", items=advice_words(run.decision) if run.decision else ()),
-    ]
+    return Block(title="Who fed the trainer", pictures=pictures, note=note)
 
 
 def _environment(run: ReportedRun) -> Iterator[Block]:

@@ -9,49 +9,42 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
-from unicodedata import category
 
 from stoker.decide.explain import headline
 from stoker.evaluate import gate_words, performance_of, performance_words
 from stoker.failure_reasons import cause_of
-from stoker.record_words import measured_words, memory_cause
+from stoker.logs import printable
+from stoker.record_words import measured_words
 from stoker.records import (
     Decision,
     Evaluation,
     Measured,
     Performance,
-    Plan,
     Profile,
     Training,
     Workload,
 )
-from stoker.records.outcome import Outcome, OutcomeState, outcome_of
+from stoker.records.outcome import outcome_of
 from stoker.units import (
     as_fast,
     capital,
     cost_change_words,
     count,
     ms,
-    numbered,
     percent,
-    percentage,
     times,
 )
 
-# Badges of outcomes that make the figures meaningless.
-_BADGES: Mapping[OutcomeState, str] = {
-    "failed": "training failed",
-    "stopped": "stopped",
-    "did no step": "did no step",
-    "unknown": "unknown",
-}
 # A gain within the noise of two runs of a minute is not a gain.
 _NO_GAIN = 1.05
-# Only the end of a long traceback is shown, and the beginning of its last line.
-_FAILURE_LINES = 200
 _HEADLINE_LETTERS = 240
 _COLOUR_CODE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 Tone = Literal["good", "mixed", "bad"]
+_MARKS: Mapping[Tone, str] = {
+    "good": "\N{CHECK MARK}",
+    "mixed": "!",
+    "bad": "\N{BALLOT X}",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,11 +53,10 @@ class ReportedRun:
 
     Attributes:
         environment: Facts to show. `command` is the command line of the run.
-        before_timeline: CSV of the baseline's steps in the profile's as-is phase; without it the
-            profile's medians are drawn; likewise for `after_timeline`.
+        before_timeline: CSV of the baseline's steps in the profile's as-is phase.
+        after_timeline: CSV of this run's steps.
         before_intervals: Rows of the profiled run (see figures.intervals), if there are any.
         intervals: Rows of the run, likewise.
-        bad_samples_file: List of samples that were skipped or replaced, if there is one.
         failure: Why the run ended early, if no record has it.
     """
 
@@ -79,7 +71,6 @@ class ReportedRun:
     after_timeline: Path | None = None
     before_intervals: Path | None = None
     intervals: Path | None = None
-    bad_samples_file: Path | None = None
     failure: str | None = None
 
     @property
@@ -90,7 +81,8 @@ class ReportedRun:
     @property
     def measured(self) -> Measured | None:
         """The steps of the training run, if they were measured."""
-        return self.training.measured if self.training else None
+        measured = self.training.measured if self.training else None
+        return measured if measured and measured.step_seconds else None
 
     @property
     def performance(self) -> Performance | None:
@@ -101,98 +93,58 @@ class ReportedRun:
             return performance_of(self.profile, self.decision, self.training)
         return None
 
-    @property
-    def outcome(self) -> Outcome | None:
-        if self.training is None:
-            return None
-        return outcome_of(self.training, self.evaluation.gates if self.evaluation else ())
-
-    @property
-    def plan(self) -> Plan | None:
-        """The plan that was run; where nothing was, the probable one if there is one."""
-        decision = self.decision
-        if decision and decision.verdict == "probable" and not self.training:
-            return decision.probable
-        return decision.plan if decision else None
-
-    @property
-    def before_seconds(self) -> float | None:
-        """Today's step; None: it is not known."""
-        if self.performance:
-            return self.performance.baseline.counted_seconds
-        today = self.decision.today if self.decision else None
-        return today.predicted.counted_seconds if today and today.predicted else None
-
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the report begins with; `hero`: a figure in large letters before the headline."""
+    """What the report begins with: a badge, a sentence, what else matters, and a failure's text."""
 
     tone: Tone
     badge: str
     headline: str
     lead: str = ""
     failure: str = ""
-    hero: str = ""
 
     @property
     def mark(self) -> str:
         """The tone as a sign, for readers who do not see its colour."""
-        return {"good": "\N{CHECK MARK}", "mixed": "!", "bad": "\N{BALLOT X}"}[self.tone]
+        return _MARKS[self.tone]
 
 
 def judge(run: ReportedRun) -> Verdict:
-    """Returns the verdict on a run, whole or not, with what else its reader has to know."""
-    lead = _lead(run)
-    if ending := _ending(run):
-        badge, words, text = ending
-        return Verdict("bad", badge, _short(words), lead, text)
-    tone, badge, words, hero = _of_a_whole_run(run)
-    if run.outcome and run.outcome.state == "passed":
-        badge += ", gate passed"
-    # What the headline says is not said again.
-    gain = gain_words(run)
-    return Verdict(tone, badge, words, lead.removeprefix(gain if gain in words else ""), hero=hero)
-
-
-def _of_a_whole_run(run: ReportedRun) -> tuple[Tone, str, str, str]:
-    """Returns tone, badge, headline and hero of a training that ended well."""
-    training = run.training
-    assert training is not None
+    """Returns the verdict on a run, whole or not, with what no figure on the page says."""
+    failure = printable(_COLOUR_CODE.sub("", run.failure or _failure(run.training)), keep="\n\t")
+    tone, badge, words = _ending(run, failure) or _of_a_whole_run(run)
+    if len(words) > _HEADLINE_LETTERS:
+        words = words[:_HEADLINE_LETTERS] + "\N{HORIZONTAL ELLIPSIS}"
+    sentences = []
     performance = run.performance
     gain = gain_words(run)
-    if run.evaluation and run.outcome and run.outcome.state == "gate failed":
-        failed = "; ".join(gate_words(gate) for gate in run.evaluation.gates if not gate.passed)
-        return "bad", "gate failed", f"The model missed its quality gate: {failed}.", ""
-    if training.is_helped is False and training.useless_groups:
-        made = capital(training.useless_groups[0].made_words)
-        return "mixed", "data group idle", f"{made}: data hosts did not help.", ""
-    if performance is None:
-        if not run.measured or not run.measured.step_seconds:
-            return "mixed", "not measured", "The training ended; no step was measured.", ""
-        return "good", "trained", f"A step takes {measured_words(run.measured)}.", ""
-    if performance.busy:
-        return "mixed", "machine busy", f"{capital(performance_words(performance)[0])}.", ""
-    if performance.action == "keep" and run.decision:
-        return "mixed", "kept as it is", headline(run.decision), ""
-    if performance.speedup < _NO_GAIN:
-        return "mixed", "no gain", f"stoker did not help. {gain}", ""
-    hero = as_fast(performance.speedup)
-    if performance.is_inside_band is False and (performance.prediction_error or 0.0) > 0:
-        return "mixed", "faster, by less than predicted", gain, hero
-    return "good", "faster", gain, hero
+    if gain not in words:
+        sentences.append(gain)
+    if performance and performance.cost_change is not None:
+        is_billed = performance.measured.usd_per_1000_steps is not None
+        change = cost_change_words(performance.cost_change, is_billed=is_billed)
+        sentences.append(f"{capital(change)}.")
+    if run.training and not run.decision and performance is None:
+        sentences.append(
+            "This run only trained: it has no profile and no decision, so that nothing is known of "
+            "the step before, and no gate was checked."
+        )
+    return Verdict(tone, badge, words.rstrip(".") + ".", " ".join(sentences), failure)
 
 
-def _ending(run: ReportedRun) -> tuple[str, str, str] | None:
-    """Returns badge, headline and full text of an early end; None: there was none."""
+def _failure(training: Training | None) -> str:
+    return (training.failure if training else None) or ""
+
+
+def _ending(run: ReportedRun, failure: str) -> tuple[Tone, str, str] | None:
+    """Returns badge and headline of an early end; None: there was none."""
     training = run.training
-    outcome = run.outcome
     # The training's record first: later ones are missing because of it.
-    if training and outcome and outcome.state in _BADGES:
-        text = _plain(run.failure or training.failure or "")
-        return _BADGES[outcome.state], capital(outcome.words), text
-    text = _plain(run.failure or "")
-    cause = f": {cause_of(text)}" if text else ""
+    if training:
+        outcome = outcome_of(training)
+        if not outcome.is_good:
+            return "bad", f"training {outcome.state}", capital(outcome.words)
     records = {
         "profile": run.profile,
         "decide": run.decision,
@@ -203,9 +155,38 @@ def _ending(run: ReportedRun) -> tuple[str, str, str] | None:
     # `stoker train` alone makes one record, and nothing has failed.
     is_alone = training and not (run.profile and run.decision)
     if run.failure or (missing and not is_alone):
-        where = f" ended in {missing}" if missing else " failed"
-        return f"{missing or 'run'} failed", f"The run{where}{cause}", text
+        where = f"ended in {missing}" if missing else "failed"
+        cause = f": {cause_of(failure)}" if failure else ""
+        return "bad", f"{missing or 'run'} failed", f"The run {where}{cause}"
     return None
+
+
+def _of_a_whole_run(run: ReportedRun) -> tuple[Tone, str, str]:
+    """Returns tone, badge and headline of a training that ended well."""
+    assert run.training is not None
+    performance = run.performance
+    gates = run.evaluation.gates if run.evaluation else ()
+    if failed := [gate_words(gate) for gate in gates if not gate.passed]:
+        return "bad", "gate failed", f"The model missed its quality gate: {'; '.join(failed)}."
+    if run.training.is_helped is False and run.training.useless_groups:
+        made = capital(run.training.useless_groups[0].made_words)
+        return "mixed", "data group idle", f"{made}: data hosts did not help."
+    passed = ", gate passed" if gates else ""
+    if performance is None:
+        if run.measured is None:
+            return "mixed", f"not measured{passed}", "The training ended; no step was measured."
+        return "good", f"trained{passed}", f"A step takes {measured_words(run.measured)}."
+    if performance.busy:
+        words = f"{capital(performance_words(performance)[0])}."
+        return "mixed", f"machine busy{passed}", words
+    if performance.action == "keep" and run.decision:
+        return "mixed", f"kept as it is{passed}", headline(run.decision)
+    gain = gain_words(run)
+    if performance.speedup < _NO_GAIN:
+        return "mixed", f"no gain{passed}", f"stoker did not help. {gain}"
+    if performance.is_inside_band is False and (performance.prediction_error or 0.0) > 0:
+        return "mixed", f"faster, by less than predicted{passed}", gain
+    return "good", f"faster{passed}", gain
 
 
 def gain_words(run: ReportedRun) -> str:
@@ -228,49 +209,21 @@ def gain_words(run: ReportedRun) -> str:
     )
 
 
-def _lead(run: ReportedRun) -> str:
-    """Returns the sentences below the headline: gain, wait, prediction, cost, gates, troubles."""
-    performance = run.performance
-    training = run.training
-    sentences = [gain_words(run), _wait_words(run)]
-    if performance:
-        sentences += [f"{capital(words)}." for words in performance_words(performance)[1:]]
-        if performance.cost_change is not None:
-            is_billed = performance.measured.usd_per_1000_steps is not None
-            words = cost_change_words(performance.cost_change, is_billed=is_billed)
-            sentences.append(f"{capital(words)}.")
-    elif training and not run.decision:
-        sentences.append(
-            "This run only trained: it has no profile and no decision, so that nothing is known of "
-            "the step before, and no gate was checked."
-        )
-    if training and training.bad_samples:
-        sentences.append(f"{capital(numbered(training.bad_samples, 'bad sample'))}: see below.")
-    if training and (memory := memory_cause(training)):
-        sentences.append(f"Memory was short: {memory}.")
-    return " ".join(filter(None, sentences))
-
-
-def _wait_words(run: ReportedRun) -> str:
-    """Returns how much of a step waited for data before, and does now."""
-    before = run.profiled.step.wait_share if run.profiled else None
-    now = run.measured
-    if before is None:
-        return f"A step takes {measured_words(now)}." if now else ""
-    then = f"; now {percentage(now.wait_share)}" if now and now.step_seconds else ""
-    return f"The trainer waited {percentage(before)} of every step for data{then}."
-
-
 def key_figures(run: ReportedRun) -> list[tuple[str, str, str]]:
     """Returns up to four figures: name, value, and what stands below it."""
     performance = run.performance
     measured = run.measured
-    before = f"before: {ms(run.before_seconds)}" if run.before_seconds else ""
-    waited = run.profiled.step.wait_share if run.profiled else None
-    outcome = run.plan.predicted if run.plan else None
+    today = run.decision.today if run.decision else None
+    before = ""
+    if performance:
+        before = f"before: {ms(performance.baseline.counted_seconds)}"
+    elif today and today.predicted:
+        before = f"before: {ms(today.predicted.counted_seconds)}"
+    outcome = run.decision.plan.predicted if run.decision else None
     rows: list[tuple[str, str, str]] = []
-    if measured and measured.step_seconds:
+    if measured:
         now = performance.measured.counted_seconds if performance else measured.counted_seconds
+        waited = run.profiled.step.wait_share if run.profiled else None
         note = "" if waited is None else f"before: {percent(waited)}"
         rows.append(("A step takes", ms(now), before))
         rows.append(("Of it waiting for data", percent(measured.wait_share), note))
@@ -286,18 +239,3 @@ def key_figures(run: ReportedRun) -> list[tuple[str, str, str]]:
         gates = "; ".join(map(gate_words, run.evaluation.gates))
         rows.append(("Quality gate", passed, gates))
     return rows
-
-
-def _short(text: str) -> str:
-    text = _plain(text)
-    if len(text) > _HEADLINE_LETTERS:
-        return text[:_HEADLINE_LETTERS].rstrip() + "\N{HORIZONTAL ELLIPSIS}"
-    return text if text.endswith((".", "!", "?")) else f"{text}."
-
-
-def _plain(text: str) -> str:
-    """Returns the end of `text` without a terminal's colour codes and control characters."""
-    lines = _COLOUR_CODE.sub("", text).splitlines()[-_FAILURE_LINES:]
-    return "\n".join(
-        "".join(each for each in line if category(each)[0] != "C" or each == "\t") for line in lines
-    )

@@ -166,7 +166,6 @@ def report_of_records(
             after_timeline=file_beside(training_file, timeline) if timeline else None,
             before_intervals=file_beside(profile_folder / "-", BASELINE_FILE),
             intervals=file_beside(training_file, FILE),
-            bad_samples_file=file_beside(training_file, "bad_samples.csv"),
             environment=facts,
             failure=failure or None,
         ),
