@@ -1,24 +1,34 @@
 """Runs a crowd on one machine: 4 data hosts of 25 cheap workers each feed 4 ranks.
 
 What is shown is above all that nothing grows out of hand: order, threads, connections, memory.
-Speed is measured in the second quarter of the batches: the workers start in the first one.
+Speed is measured in the second quarter of the batches: the workers start in the first one. This
+file is also the script of each rank, under torchrun: it writes at-0-RANK and at-1-RANK (its pid)
+where it waits for go-0 and go-1, in the middle and at the end, and rank-RANK.json.
 """
 
 import json
+import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 import psutil
+import torch
+from torch.utils.data import Dataset, default_collate
 
-from measuring import HERE, say, spread
+from measuring import say, spread
 from rows import Row
+from stoker import DataLoader
 from stoker_hosts import run_under_stoker
 
 HOSTS, WORKERS_EACH, RANKS = 4, 25, 4
+BATCH_SIZE = 8
+SAMPLE_BYTES = 8192
+# What a batch costs its worker, slept: a hundred workers on two cores.
+COST_SECONDS = 0.02
 _SECONDS = 100.0
 _LOOK_SECONDS = 120.0
 _MB = 1e6
@@ -35,7 +45,7 @@ def rows(*, is_quick: bool) -> Iterator[Row]:
         folder = Path(name)
         (folder / "hosts").mkdir()
         run_under_stoker(
-            [sys.executable, str(HERE / "crowd_rank.py"), str(folder), str(num_batches)],
+            [sys.executable, __file__, str(folder), str(num_batches)],
             folder=folder / "hosts",
             hosts=HOSTS,
             workers_each=WORKERS_EACH,
@@ -116,9 +126,7 @@ def _look(launchers: Mapping[str, int], ranks: list[int]) -> Look:
     kinds: dict[str, list[psutil.Process]] = {
         "agent": [],
         "fork server": [],
-        "template": [],
         "dataset process": [],
-        "spare dataset process": [],
         "worker": [],
         "rank": [psutil.Process(pid) for pid in ranks],
     }
@@ -128,14 +136,10 @@ def _look(launchers: Mapping[str, int], ranks: list[int]) -> Look:
             kinds["coordinator"] = [launcher]
             continue
         kinds["agent"].append(launcher)
-        # The agent's child has imported torch, its child the datasets' modules; the next have a
-        # dataset each, and their children are the workers.
+        # The agent's child has imported torch, its children have a dataset each, and theirs work.
         kinds["fork server"] += launcher.children()
-    kinds["template"] = [each for found in kinds["fork server"] for each in found.children()]
-    for dataset_process in (each for found in kinds["template"] for each in found.children()):
-        workers = dataset_process.children()
-        kinds["dataset process" if workers else "spare dataset process"].append(dataset_process)
-        kinds["worker"] += workers
+    kinds["dataset process"] = [each for found in kinds["fork server"] for each in found.children()]
+    kinds["worker"] = [each for found in kinds["dataset process"] for each in found.children()]
     return {kind: [_measured(each) for each in found] for kind, found in kinds.items()}
 
 
@@ -154,3 +158,74 @@ def _measured(process: psutil.Process) -> dict[str, float]:
         ),
         "descriptors": process.num_fds(),
     }
+
+
+# ---- a rank
+
+
+class Numbers(Dataset[tuple[int, torch.Tensor]]):
+    """Holds as sample n the number n, and 8 kB that follow from it."""
+
+    def __init__(self, length: int) -> None:
+        self._length = length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> tuple[int, torch.Tensor]:
+        return index, torch.full((SAMPLE_BYTES,), index % 251, dtype=torch.uint8)
+
+
+def slept(samples: Sequence[tuple[int, torch.Tensor]]) -> object:
+    time.sleep(COST_SECONDS)
+    return default_collate(list(samples))
+
+
+def train(folder: Path, num_batches: int) -> None:
+    """Is one rank, which checks each batch and stops twice to be looked at."""
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    # More batches than are taken, so that the epoch is under way when it is looked at.
+    spare = 200
+    length = (num_batches + spare) * BATCH_SIZE * world_size
+    mine = range(rank, length, world_size)
+    loader = DataLoader(
+        Numbers(length), batch_size=BATCH_SIZE, sampler=mine, collate_fn=slept, num_workers=0
+    )
+    batches = iter(loader)
+    num_right = 0
+    began, warm, first_look = time.monotonic(), num_batches // 4, num_batches // 2
+    warm_at = looked_at = 0.0
+    for number in range(num_batches):
+        indices, pixels = next(batches)
+        if number == warm:
+            warm_at = time.monotonic()
+        expected = torch.tensor(mine[number * BATCH_SIZE : (number + 1) * BATCH_SIZE])
+        is_right = bool((indices == expected).all())
+        is_right = is_right and bool((pixels[:, ::512] == (expected % 251)[:, None]).all())
+        num_right += is_right
+        if number == first_look:
+            # Later ones were made while all stood still: they say nothing about speed.
+            looked_at = time.monotonic()
+            _be_looked_at(folder, 0, rank)
+    _be_looked_at(folder, 1, rank)
+    seen = {
+        "num_batches": num_batches,
+        "num_right": num_right,
+        "warm_up_seconds": warm_at - began,
+        "batches_per_second": (first_look - warm) / (looked_at - warm_at),
+    }
+    (folder / f"rank-{rank}.json").write_text(json.dumps(seen))
+
+
+def _be_looked_at(folder: Path, turn: int, rank: int) -> None:
+    (folder / f"at-{turn}-{rank}").write_text(str(os.getpid()))
+    deadline = time.monotonic() + _LOOK_SECONDS
+    while not (folder / f"go-{turn}").exists():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"nobody looked within {_LOOK_SECONDS:.0f} s")
+        time.sleep(0.02)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    train(Path(sys.argv[1]), int(sys.argv[2]))
