@@ -30,11 +30,10 @@ import typer.main
 
 from stoker import errors
 from stoker.cli.parser import app as parser
-from stoker.environment import VARIABLES, ProcessSettings
+from stoker.environment import VARIABLES, ProcessSettings, RunSettings
 from stoker.logs import EventName
-from stoker.records import RECORDS, FeedSettings
+from stoker.records import RECORDS, FeedSettings, field_texts, schema_of
 from stoker.records.engine import PRESETS
-from stoker.records.schema import field_texts, schema_of
 
 ROOT = Path(__file__).parents[1]
 HEAD = (
@@ -86,7 +85,7 @@ _PATTERNS = {
     "^/[^:]*$": "an absolute path",
     "^[0-9]+\\.[0-9]+([.+].*)?$": "a version",
     "^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$": "lowercase letters, digits, hyphens; at most 63",
-    "^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$": "lowercase letters, digits, hyphens; at most 40",
+    "^[a-z0-9]+(-[a-z0-9]+)*$": "lowercase letters and digits, single hyphens; at most 40",
     r"^[0-9]+(\.[0-9]+)?(m|k|Ki|[MGTP]i?)?$": "a quantity",
 }
 _QUANTITY = "text: a quantity or whole number, at least 1 or number above 0"
@@ -792,7 +791,7 @@ def environment_page() -> str:
 
 
 def _declared() -> Iterator[tuple[str, str]]:
-    texts = field_texts(ProcessSettings)
+    texts = {**field_texts(RunSettings.__doc__ or ""), **field_texts(ProcessSettings.__doc__ or "")}
     for name, variable in VARIABLES.items():
         yield variable, texts.get(name, "")
 

@@ -27,8 +27,8 @@ from stoker.records import (
     groups_in_words,
 )
 from stoker.records.base import sha256_of
-from stoker.records.gpu import busy_share
-from stoker.records.outcome import outcome_of, outcome_of_gates, warnings_of
+from stoker.records.outcome import gate_words, outcome_of, outcome_of_gates, warnings_of
+from stoker.records.profile import busy_share
 from stoker.records.training import BUSY, Metric
 from stoker.records.workload import RecordKind, own_keys, refuse_foreign
 from stoker.units import (
@@ -36,7 +36,6 @@ from stoker.units import (
     as_fast,
     aws_value,
     cost_change_words,
-    figure,
     is_whole_longer,
     longer,
     ms,
@@ -213,7 +212,6 @@ def performance_of(
             step_seconds=step,
             whole_step_seconds=whole,
             cpu_seconds=part(plan.cpu_seconds),
-            accelerator_seconds=part(plan.accelerator_seconds),
             usd_per_1000_steps=part(plan.usd_per_1000_steps) if is_billed else None,
             is_estimate=is_billed and plan.is_estimate,
         )
@@ -293,14 +291,6 @@ def evaluation_words(record: Evaluation) -> str:
     return "; ".join([verdict, *record.warnings, *performance_words(record.performance)])
 
 
-def gate_words(gate: GateResult) -> str:
-    """Returns a metric with the bounds that it has to keep."""
-    value = "not reported" if gate.value is None else figure(gate.value, figures=4)
-    bounds = (("at least", gate.min), ("at most", gate.max))
-    asked = " and ".join(f"{words} {figure(bound)}" for words, bound in bounds if bound is not None)
-    return f"{gate.metric} {value} ({asked})" if asked else f"{gate.metric} {value}"
-
-
 def performance_words(performance: Performance | None) -> list[str]:
     """Returns what the run gained, and how far it was predicted."""
     if performance is None:
@@ -330,13 +320,7 @@ def evaluation_table(evaluation: Evaluation) -> str:
     """Returns the verdict first, then gates and performance."""
     lines = [evaluation.reason or outcome_of_gates(evaluation.gates).words]
     lines += [f"  warning: {words}" for words in evaluation.warnings]
-    for gate in evaluation.gates:
-        lines.append(f"  {'ok' if gate.passed else 'FAIL':<4} {gate_words(gate)}")
-        if gate.champion is not None:
-            lines.append(f"       of the model in use: {figure(gate.champion)}")
-        elif gate.needs_champion:
-            why = "no model is in use yet" if gate.passed else "the model in use did not report it"
-            lines.append(f"       not compared: {why}")
+    lines += [f"  {'ok' if g.passed else 'FAIL':<4} {gate_words(g)}" for g in evaluation.gates]
     performance = evaluation.performance
     if performance is None:
         return "\n".join(lines)

@@ -10,7 +10,7 @@ import keyword
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, cast
 
 from stoker.errors import UsageError
@@ -28,11 +28,10 @@ PARAMETERS_INPUT = "params"
 
 # Most that a run can change, and their length: a step of a pipeline on SageMaker takes 100
 # arguments of 256 characters.
-MAX_HYPERPARAMETERS = 60
+_MAX_HYPERPARAMETERS = 60
 _MAX_TEXT = 200
 _KINDS: dict[type, Kind] = {bool: "boolean", int: "integer", float: "number", str: "string"}
 _EXPECTED = {"boolean": "true or false", "integer": "a whole number", "number": "a number"}
-_CHANGEABLE = re.compile(r"[A-Za-z0-9_-]+")
 # Other inputs of a pipeline's steps have these names.
 _TAKEN = ("workload", "run_id", "platform", "cache_days", "champion", "control_image", "job_image")
 _BOUND = re.compile(r"(.*?[^<>\s])\s*(>=|<=)\s*(champion)?\s*([-+]?[\d.eE+-]*)")
@@ -61,29 +60,22 @@ class Parameter:
     def choices(self) -> tuple[str, ...]:
         return ("true", "false") if self.kind == "boolean" else ()
 
-    def check(self, value: Value) -> str:
-        """Returns the value as components get it; raises UsageError for a wrong one."""
-        text = str(value)
-        if not (self.kind == "string" and self.hyperparameter):
+    def typed(self, text: str) -> Value:
+        """Returns a text as a value of this kind; raises UsageError for another one."""
+        if self.kind == "string":
             # Consoles of pipelines pass blanks on; in a hyperparameter they may be meant.
-            text = text.strip()
-        checked: str | None = text
-        if self.kind == "integer":
-            checked = _whole_number(text)
-        elif self.kind == "boolean":
-            # Spelt as in JSON, in Python, or as a number.
-            word = {"1": "true", "0": "false"}.get(_whole_number(text) or "", text.lower())
-            checked = word if word in self.choices else None
-        elif self.kind == "number":
-            checked = text if is_number(text) else None
-        elif self.hyperparameter and text.splitlines() not in ([], [text]):
-            checked = None
-        if checked is None:
-            wanted = _EXPECTED.get(self.kind, "one line")
-            raise UsageError(
-                f"{self.name}={text}: expected {wanted}", fix=f"{self.name}: {self.text}"
-            )
-        return checked
+            return text if self.hyperparameter else text.strip()
+        word = text.strip().lower()
+        if word in self.choices:
+            return word == "true"
+        number = _number(word)
+        if number is not None and self.kind == "number":
+            return number
+        # Services that store all numbers as floats may write 3 as 3.0, and 20000000 as 2.0E7.
+        if number is not None and self.kind == "integer" and number.is_integer():
+            return int(word) if re.fullmatch(r"[-+]?[0-9]+", word) else int(number)
+        what = f"{self.name}={text}: expected {_EXPECTED[self.kind]}"
+        raise UsageError(what, fix=f"{self.name}: {self.text}")
 
 
 def main_channel(workload: Workload) -> str | None:
@@ -144,36 +136,29 @@ def parameters_of(workload: Workload) -> tuple[Parameter, ...]:
             key=f"channels.{channel}.uri",
         )
         fixed.insert(0, data)
-    hyperparameters = _hyperparameters(workload, names={each.name for each in fixed})
     if "epochs" not in workload.hyperparameters:
         fixed.append(_hyperparameter("epochs", "epochs", workload.training.epochs or 0))
-    return (*fixed, *hyperparameters)
-
-
-def _hyperparameters(workload: Workload, *, names: set[str]) -> list[Parameter]:
-    """Returns a parameter for each hyperparameter that a run can change, typed by its value.
-
-    That is a number, a boolean or a short line of text, with a name of letters, digits, - and _.
-    """
-    parameters: list[Parameter] = []
+    names = {*_TAKEN, "input_data", *(each.name for each in fixed)}
+    hyperparameters: list[Parameter] = []
     for option, value in values_of(workload.hyperparameters).items():
-        is_fit = isinstance(value, bool)
-        if isinstance(value, str):
-            is_fit = len(value) <= _MAX_TEXT and value.splitlines() in ([], [value])
-        elif isinstance(value, int | float):
-            # Pipelines are JSON, which has no NaN; services store whole numbers in 64 bits.
-            is_fit = math.isfinite(value) and abs(value) < 10**18
-        if not is_fit or not _CHANGEABLE.fullmatch(option):
-            continue
         # As Kubeflow spells names.
         name = re.sub(r"[^a-z0-9]+", "_", option.lower()).strip("_")
-        is_name = name.isidentifier() and not keyword.iskeyword(name)
-        if name in names or name in (*_TAKEN, "input_data") or not is_name:
+        if name in names or keyword.iskeyword(name) or not name.isidentifier():
             name = f"hyperparameter_{name}"
-        if name not in names and len(parameters) < MAX_HYPERPARAMETERS:
+        if name not in names and _is_changeable(option, value):
             names.add(name)
-            parameters.append(_hyperparameter(name, option, cast(Value, value)))
-    return parameters
+            hyperparameters.append(_hyperparameter(name, option, cast(Value, value)))
+    return (*fixed, *hyperparameters[:_MAX_HYPERPARAMETERS])
+
+
+def _is_changeable(option: str, value: Json) -> bool:
+    """Whether a run can change a hyperparameter: a number, a boolean or a short line of text."""
+    if isinstance(value, str):
+        is_fit = len(value) <= _MAX_TEXT and "\n" not in value
+    else:
+        # Pipelines are JSON, which has no NaN; services store whole numbers in 64 bits.
+        is_fit = isinstance(value, int | float) and abs(value) < 10**18
+    return is_fit and re.fullmatch(r"[A-Za-z0-9_-]+", option) is not None
 
 
 def _hyperparameter(name: str, option: str, value: Value) -> Parameter:
@@ -188,29 +173,21 @@ def _hyperparameter(name: str, option: str, value: Value) -> Parameter:
 
 
 def parameter_named(name: str, *, workload: Workload) -> Parameter | None:
-    """Returns a parameter by its name, or by its hyperparameter's."""
-    typed = name.strip()
-    option = typed.removeprefix("--")
+    """Returns a parameter by its name, or by its hyperparameter's as the script spells it."""
+    option = name.strip().removeprefix("--")
     parameters = parameters_of(workload)
-    by_name = {parameter.name: parameter for parameter in parameters}
-    # As on the script's command line; of `gate` and a hyperparameter gate, the parameter counts.
+    by_name = {each.name: each for each in parameters}
     by_option = {each.hyperparameter: each for each in parameters if each.hyperparameter}
-    return by_name.get(typed) or by_option.get(option) or by_name.get(option)
+    return by_name.get(option) or by_option.get(option)
 
 
-def parse(texts: Sequence[str], *, workload: Workload) -> dict[str, str]:
-    """Parses and checks `NAME=VALUE` texts, each parameter at most once.
+def parse(texts: Sequence[str], *, workload: Workload) -> dict[str, Value]:
+    """Returns the values of `NAME=VALUE` texts, each parameter at most once.
 
     Names are the parameters' own, or as the script spells a hyperparameter.
     """
-    checked: dict[str, str] = {}
-    for name, (parameter, value) in _split(texts, workload=workload).items():
-        if parameter is None:
-            names = [declared.name for declared in parameters_of(workload)]
-            what = f"a run of {workload.name} has no parameter {name}"
-            raise UsageError(what, fix=nearest(name, names))
-        checked[name] = parameter.check(value)
-    return checked
+    declared = {each.name: each.kind for each in parameters_of(workload)}
+    return run_values(texts, workload=workload, declared=declared)
 
 
 def overrides_of(texts: Sequence[str], *, workload: Workload) -> list[str]:
@@ -219,7 +196,7 @@ def overrides_of(texts: Sequence[str], *, workload: Workload) -> list[str]:
     overrides: list[str] = []
     for name, value in parse(texts, workload=workload).items():
         parameter = parameters[name]
-        if not parameter.key or value == parameter.check(parameter.default):
+        if not parameter.key or value == parameter.default:
             continue
         overrides.append(f"{parameter.key}={_literal(parameter, value, workload)}")
         if parameter.hyperparameter == "epochs":
@@ -231,91 +208,67 @@ def overrides_of(texts: Sequence[str], *, workload: Workload) -> list[str]:
 def run_values(
     texts: Sequence[str], *, workload: Workload, declared: Mapping[str, Kind]
 ) -> dict[str, Value]:
-    """Returns the values of NAME=VALUE texts, of the kinds that an uploaded pipeline declares.
+    """Returns the values of NAME=VALUE texts, of the kinds that a pipeline declares.
 
     Args:
         texts: With the parameters' names, or as the script spells a hyperparameter.
-        workload: The workload whose pipeline is uploaded.
-        declared: Names and kinds of the uploaded pipeline's parameters.
+        workload: The workload whose pipeline it is.
+        declared: Names and kinds of the pipeline's parameters.
 
     Raises:
         UsageError: For an unknown name, a name that is given twice, or a value of another kind.
     """
     values: dict[str, Value] = {}
-    for name, (own, value) in _split(texts, workload=workload).items():
-        if own:
-            value = own.check(value)
-        if name not in declared:
-            raise UsageError(
-                f"the uploaded pipeline has no parameter {name}",
-                fix=f"{nearest(name, sorted(declared))}; a new one: stoker upload",
-            )
-        kind = declared[name]
-        changed = "if the workload has changed, upload it first"
-        word = Parameter(name=name, kind=kind, text=changed).check(value)
-        values[name] = word if kind == "string" else cast(Value, json.loads(word))
-        if kind == "number":
-            values[name] = float(word)
-    return values
-
-
-def _split(texts: Sequence[str], *, workload: Workload) -> dict[str, tuple[Parameter | None, str]]:
-    """Returns each parameter that NAME=VALUE texts set, and its value; None: it is unknown."""
-    found: dict[str, tuple[Parameter | None, str]] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals:
             raise UsageError(f"--param {text} is not NAME=VALUE", fix="for example epochs=3")
+        changed = "if the workload has changed, upload it first"
         parameter = parameter_named(name, workload=workload)
-        name = parameter.name if parameter else name.strip()
-        if name in found:
+        parameter = parameter or Parameter(name=name.strip(), text=changed)
+        name = parameter.name
+        if name in values:
             fix = "leave one of them out"
             raise UsageError(f"{name} is given twice", where=f"--param {text}", fix=fix)
-        found[name] = (parameter, value)
-    return found
+        if name not in declared:
+            fix = f"{nearest(name, sorted(declared))}; a new one: stoker upload"
+            raise UsageError(f"the pipeline of {workload.name} has no parameter {name}", fix=fix)
+        # A boolean is a text on SageMaker, with two choices.
+        if parameter.kind != "boolean":
+            parameter = replace(parameter, kind=declared[name])
+        values[name] = parameter.typed(value)
+    return values
 
 
-def _whole_number(text: str) -> str | None:
-    """Returns a whole number without leading zeros; None for another text.
-
-    Services that store all numbers as floats may write 3 as 3.0, and 20000000 as 2.0E7.
-    """
-    if re.fullmatch(r"-?[0-9]{1,18}", text):
-        return str(int(text))
-    value = float(text) if is_number(text) else 0.5
-    # Larger floats are not exact.
-    return str(int(value)) if value.is_integer() and abs(value) < 2**53 else None
-
-
-def is_number(text: str) -> bool:
+def _number(text: str) -> float | None:
+    """Returns the number that a text is; None: it is none, or not finite."""
+    if not re.fullmatch(r"[-+.0-9eE]+", text):
+        return None
     try:
-        # float() also takes 1_000 and digits of other scripts.
-        return text.isascii() and "_" not in text and math.isfinite(float(text))
+        number = float(text)
     except ValueError:
-        return False
+        return None
+    return number if math.isfinite(number) else None
 
 
-def _literal(parameter: Parameter, value: str, workload: Workload) -> str:
+def _literal(parameter: Parameter, value: Value, workload: Workload) -> str:
     """Returns a value in YAML."""
     if parameter.key == "gate":
-        return _gates(value, workload)
-    if parameter.kind == "number":
-        return repr(float(value))
-    is_text = parameter.hyperparameter or not is_number(value)
-    if parameter.kind != "string" or not is_text:
-        return value
-    if not value and not parameter.hyperparameter:
-        return "null"
-    return json.dumps(value, ensure_ascii=False)
+        return _gates(str(value), workload)
+    if parameter.hyperparameter or parameter.kind != "string":
+        return json.dumps(value, ensure_ascii=False)
+    # max_usd_per_hour is a number, of the kind of a text, as it may be empty.
+    is_number = _number(str(value)) is not None
+    return str(value) if is_number else json.dumps(value or None, ensure_ascii=False)
 
 
 def _gates(value: str, workload: Workload) -> str:
     """Returns `accuracy>=0.94, loss<=champion+0.1` as YAML; metrics keep their patterns."""
     gates: list[Document] = []
-    for text in filter(None, (part.strip() for part in value.split(","))):
+    for text in filter(None, map(str.strip, value.split(","))):
         match = _BOUND.fullmatch(text)
-        bound = (match[4] or ("0" if match[3] else "")) if match else ""
-        if match is None or not is_number(bound):
+        bound = _number(match[4] or ("0" if match[3] else "")) if match else None
+        if match is None or bound is None:
             raise UsageError(
                 f"gate {text} is not METRIC>=BOUND or METRIC<=BOUND",
                 fix="for example accuracy>=0.94, or accuracy>=champion-0.005",
@@ -323,10 +276,10 @@ def _gates(value: str, workload: Workload) -> str:
         key = "min" if match[2] == ">=" else "max"
         gate: dict[str, Json] = {
             "metric": match[1],
-            f"{key}_champion" if match[3] else key: float(bound),
+            f"{key}_champion" if match[3] else key: bound,
         }
-        if match[1] in workload.metric_patterns:
-            gate["regex"] = workload.metric_patterns[match[1]]
+        if pattern := workload.metric_patterns.get(match[1]):
+            gate["regex"] = pattern
         gates.append(gate)
     # One line: an override is one word of a command line.
     return json.dumps(gates, ensure_ascii=False)
@@ -336,12 +289,8 @@ def _gate_text(workload: Workload) -> str:
     """Returns the workload's gate as the parameter `gate` spells it."""
     parts = []
     for gate in workload.gate:
-        for sign, bound, change in (
-            (">=", gate.min, gate.min_champion),
-            ("<=", gate.max, gate.max_champion),
-        ):
-            if bound is not None:
-                parts.append(f"{gate.metric}{sign}{bound:g}")
-            if change is not None:
-                parts.append(f"{gate.metric}{sign}champion{change:+g}")
+        bounds = ((">=", gate.min), ("<=", gate.max))
+        changes = ((">=", gate.min_champion), ("<=", gate.max_champion))
+        parts += [f"{gate.metric}{sign}{bound:g}" for sign, bound in bounds if bound is not None]
+        parts += [f"{gate.metric}{sign}champion{by:+g}" for sign, by in changes if by is not None]
     return ", ".join(parts)

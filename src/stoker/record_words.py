@@ -16,8 +16,8 @@ from stoker.records import (
     ProfiledLoader,
     Training,
 )
-from stoker.records.gpu import busy_share, used_gpus
 from stoker.records.outcome import outcome_of
+from stoker.records.profile import busy_share, used_gpus
 from stoker.records.training import NOT_COMPARABLE, UNHELPED
 from stoker.units import (
     count,
@@ -183,7 +183,7 @@ def gpu_words(gpu: GpuLoad) -> str:
         if known:
             parts.append(f"{known.mean:.0f} {unit}")
     model = f" ({gpu.model})" if gpu.model else ""
-    return f"GPU {gpu.number}{model}: {', '.join(parts)}"
+    return f"GPU {gpu.index}{model}: {', '.join(parts)}"
 
 
 def whole_step_of(profile: Profile) -> float | None:

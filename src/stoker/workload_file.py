@@ -6,23 +6,20 @@ Keys and defaults are declared in `stoker.records.workload`. An error names file
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import yaml
 from msgspec.structs import replace
 
-from stoker.environment import cloud_region
 from stoker.errors import UsageError
 from stoker.records import Json, Place, Workload, convert, read_text
 from stoker.records.base import Document, path_below
 from stoker.records.engine import check_engine
 from stoker.records.hyperparameters import check_hyperparameters, values_of
-from stoker.records.platforms import NAME_END
 from stoker.records.secrets import check_variables
 
-# In the path of a prices file.
-_REGION = "{region}"
 # In overrides, before the name of a file of values (--values).
 VALUES_MARK = "@"
 # Of YAML's own types.
@@ -71,9 +68,12 @@ def read_workload(
         values: Files with some of a workload's keys, such as prod.yaml, merged into it in order.
         overrides: `key.path=value`, the value in YAML; `@FILE` is a file of values.
     """
-    is_inline = isinstance(path, str) and path.lstrip().startswith("{")
-    source = "the workload's document" if is_inline else str(path)
-    document, places = _parsed(str(path) if is_inline else read_text(path), source)
+    if str(path).lstrip().startswith("{"):
+        source = "the workload's document"
+        document, places = _mapping(str(path), source)
+    else:
+        source = str(path)
+        document, places = _mapping(read_text(path), source)
     overrides = [*(f"{VALUES_MARK}{file}" for file in values), *overrides]
     return workload_from(document, overrides=overrides, source=source, places=places)
 
@@ -93,58 +93,74 @@ def workload_from(
         source: Name of the document in errors.
         places: `file:line` of its keys, by key path.
     """
-    changed = dict(document)
     where = dict(places or {})
     for override in overrides:
         if override.startswith(VALUES_MARK):
             file = override.removeprefix(VALUES_MARK)
-            values, lines = _parsed(read_text(file), file)
-            changed = _merged(changed, values)
+            values, lines = _mapping(read_text(file), file)
+            document = _merged(document, values)
             where |= lines
-        else:
-            key = _override(changed, override)
-            where = {path: line for path, line in where.items() if not path.startswith(f"{key}.")}
-            where[key] = f"--set {key}=..."
+            continue
+        key, equals, text = override.partition("=")
+        steps = key.strip().split(".")
+        # a..b would set a key without a name.
+        if not equals or not all(steps):
+            fix = "write it like --set feed.max_errors=10"
+            raise UsageError(f"--set {override} is not key.path=value", fix=fix)
+        line = f"--set {key.strip()}=..."
+        value, lines = _parsed(text, line)
+        document = _with_key(document, steps, value)
+        where |= {path_below(key.strip(), path): line for path in lines} | {key.strip(): line}
     place = Place(source, where)
-    workload = convert(changed, Workload, place)
+    workload = convert(document, Workload, place)
     _check_workload(workload, place)
     return _with_texts(workload, place)
 
 
-def _parsed(text: str, source: str) -> tuple[dict[str, Json], dict[str, str]]:
+def _merged(document: Document, values: Document) -> Document:
+    """Returns the document with values: mappings are merged, all else is replaced."""
+    merged = dict(document)
+    for key, value in values.items():
+        there = merged.get(key)
+        merged[key] = value
+        if isinstance(value, Mapping) and isinstance(there, Mapping):
+            merged[key] = _merged(there, value)
+    return merged
+
+
+def _with_key(document: Json, steps: Sequence[str], value: Json) -> Document:
+    """Returns the document with a value at a path of keys."""
+    there = document if isinstance(document, Mapping) else {}
+    if len(steps) > 1:
+        value = _with_key(there.get(steps[0]), steps[1:], value)
+    return {**there, steps[0]: value}
+
+
+def _mapping(text: str, source: str) -> tuple[Document, dict[str, str]]:
     """Returns a mapping in YAML or JSON, and `source:line` of its keys."""
+    value, places = _parsed(text, source)
+    if isinstance(value, Mapping):
+        return value, places
+    what = "a workload is a mapping with at least the keys name and command"
+    raise UsageError(what, where=source, fix="stoker init -- python train.py     creates one")
+
+
+def _parsed(text: str, source: str) -> tuple[Json, dict[str, str]]:
+    """Returns a value in YAML or JSON, and `source:line` of its keys."""
     if text.lstrip().startswith("{"):
-        try:
-            # Ten times as fast; and JSON's surrogate pairs are no YAML.
+        # Ten times as fast; and JSON's surrogate pairs are no YAML.
+        with suppress(ValueError):
             return json.loads(text, parse_constant=str), {}
-        except ValueError:
-            pass
     places: dict[str, str] = {}
-    value = _yaml(text, source, places)
-    if not isinstance(value, dict):
-        raise UsageError(
-            "a workload is a mapping with at least the keys name and command",
-            where=source,
-            fix="stoker init -- python train.py     creates one",
-        )
-    return value, places
-
-
-def _yaml(text: str, source: str, places: dict[str, str]) -> Json:
-    """Returns a value in YAML; `places` get the lines of its keys."""
-    loader = _Loader(text)
     try:
+        loader = _Loader(text)
         node = loader.get_single_node()
-        if node is None:
-            return None
         for path, line in _lines_of(node, ""):
+            where = f"{source}:{line}"
             if path in places:
-                raise UsageError(
-                    f"duplicate key {path}", where=f"{source}:{line}", fix="remove one of them"
-                )
-            places[path] = f"{source}:{line}"
-        value: Json = loader.construct_document(node)
-        return value
+                raise UsageError(f"duplicate key {path}", where=where, fix="remove one of them")
+            places[path] = where
+        return loader.construct_document(node) if node else None, places
     except (yaml.YAMLError, RecursionError) as err:
         mark = getattr(err, "problem_mark", None)
         raise UsageError(
@@ -152,11 +168,9 @@ def _yaml(text: str, source: str, places: dict[str, str]) -> Json:
             where=f"{source}:{mark.line + 1}" if mark else source,
             fix="check indentation and quotes",
         ) from None
-    finally:
-        loader.dispose()
 
 
-def _lines_of(node: yaml.Node, path: str) -> Iterator[tuple[str, int]]:
+def _lines_of(node: yaml.Node | None, path: str) -> Iterator[tuple[str, int]]:
     """Yields the path and the line of each key."""
     children = []
     if isinstance(node, yaml.MappingNode):
@@ -168,69 +182,17 @@ def _lines_of(node: yaml.Node, path: str) -> Iterator[tuple[str, int]]:
         yield from _lines_of(value, child)
 
 
-def _merged(document: Document, values: Document) -> dict[str, Json]:
-    """Returns the document with values: mappings are merged, all else is replaced."""
-    merged = dict(document)
-    for key, value in values.items():
-        there = merged.get(key)
-        if isinstance(value, Mapping) and isinstance(there, Mapping):
-            value = _merged(there, value)
-        merged[key] = value
-    return merged
-
-
-def _override(document: dict[str, Json], override: str) -> str:
-    """Sets a key by `key.path=value`; returns its path."""
-    key, equals, text = override.partition("=")
-    key = key.strip()
-    steps = key.split(".")
-    # a..b would set a key without a name.
-    if not equals or not all(steps):
-        raise UsageError(
-            f"--set {override} is not key.path=value", fix="write it like --set feed.max_errors=10"
-        )
-    target = document
-    for step in steps[:-1]:
-        child = target.get(step)
-        # Copied: the caller's document must not change.
-        copied = dict(child) if isinstance(child, Mapping) else {}
-        target[step] = copied
-        target = copied
-    if steps[:-1] == ["hyperparameters"]:
-        _refuse_twin(steps[-1], text, beside=target)
-    target[steps[-1]] = _yaml(text, f"--set {key}=...", {})
-    return key
-
-
-def _refuse_twin(name: str, text: str, *, beside: Document) -> None:
-    """Refuses a hyperparameter that the workload has with dashes for underscores, or reversed.
-
-    A script would be told both, and takes one.
-    """
-    twins = [each for each in beside if each.replace("-", "_") == name.replace("-", "_")]
-    if twins and name not in twins:
-        raise UsageError(
-            f"--set hyperparameters.{name}: the workload has {twins[0]}",
-            fix=f"--set hyperparameters.{twins[0]}={text}",
-        )
-
-
 def _with_texts(workload: Workload, place: Place) -> Workload:
     """Inlines the files of pools and prices, which other machines cannot read."""
     kubernetes = workload.kubernetes
     if kubernetes and kubernetes.pools_file:
         text = _text_of(kubernetes.pools_file, place.at("kubernetes.pools_file"))
         workload = replace(workload, kubernetes=replace(kubernetes, pools_file=text))
-    prices: str | None = workload.constraints.prices_file
-    if prices is None:
-        return workload
-    path = prices.replace(_REGION, job_region(workload) or "")
-    if path != prices and not Path(path).is_file():
-        # Prices of the catalog, which decisions report as those of another region.
-        prices = None
-    else:
-        prices = _text_of(path, place.at("constraints.prices_file"))
-    return replace(workload, constraints=replace(workload.constraints, prices_file=prices))
+    constraints = workload.constraints
+    if constraints.prices_file:
+        text = _text_of(constraints.prices_file, place.at("constraints.prices_file"))
+        workload = replace(workload, constraints=replace(constraints, prices_file=text))
+    return workload
 
 
 def _text_of(file: str, where: str) -> str:
@@ -244,51 +206,41 @@ def _text_of(file: str, where: str) -> str:
         raise UsageError(err.what, where=f"{where}, folder {Path.cwd()}", fix=fix) from None
 
 
-def job_region(workload: Workload) -> str | None:
-    """Returns the AWS region of a job of SageMaker, also by the environment; None: not known."""
-    if not workload.platform_info.needs_training_enum:
-        return None
-    return workload.named_region or cloud_region()
-
-
 def _check_workload(workload: Workload, place: Place) -> None:
-    def refuse(what: str, key: str, fix: str) -> None:
-        raise UsageError(what, where=place.at(key), fix=fix)
-
-    if workload.sagemaker and NAME_END in workload.name:
-        refuse(
-            "a name has no two dashes in a row: they end a workload's name in a job's",
-            "name",
-            "write one dash",
-        )
-    for index, gate in enumerate(workload.gate):
-        key = f"gate[{index}]"
-        if gate.min is None and gate.max is None and not gate.needs_champion:
-            refuse(f"gate {gate.metric} has neither min nor max", key, "add one of them")
-        if gate.min is not None and gate.max is not None and gate.min > gate.max:
-            refuse(f"gate {gate.metric}: min {gate.min} is above max {gate.max}", key, "swap them")
-        if gate.regex is not None and workload.metric_patterns[gate.metric] != gate.regex:
-            refuse(f"two gates have different patterns for {gate.metric}", key, "write one")
-    if "@" in urlsplit(workload.tracking.mlflow or "").netloc:
-        # Without the address, which may contain a password.
-        refuse(
-            "the address of MLflow contains a user, token or password, which records would show",
-            "tracking.mlflow",
-            "remove it; MLflow reads MLFLOW_TRACKING_TOKEN, or _USERNAME and _PASSWORD",
-        )
-    processes = (workload.cluster and workload.cluster.dnn.processes_per_host) or 1
-    if workload.strategy == "none" and processes > 1:
-        refuse(
-            f"strategy none starts one process per host, not {processes}",
-            "strategy",
-            "use torchrun or mpi",
-        )
-    if workload.constraints.deadline_hours and workload.training.total_steps() is None:
-        refuse(
-            "deadline_hours needs the number of steps",
-            "constraints.deadline_hours",
-            "set training.steps, or epochs, samples_per_epoch and global_batch_size",
-        )
+    for is_wrong, key, what, fix in _checks(workload):
+        if is_wrong:
+            raise UsageError(what, where=place.at(key), fix=fix)
     check_hyperparameters(values_of(workload.hyperparameters), place)
     check_variables(workload.environment, workload.secrets, place)
     check_engine(workload.engine_settings, taken=workload.feed.ports, place=place)
+
+
+def _checks(workload: Workload) -> Iterator[tuple[bool, str, str, str]]:
+    """Yields each check across keys: whether it fails, its key, what is wrong and what to do."""
+    for index, gate in enumerate(workload.gate):
+        key = f"gate[{index}]"
+        has_bound = (gate.min, gate.max) != (None, None) or gate.needs_champion
+        yield not has_bound, key, f"gate {gate.metric} has neither min nor max", "add one of them"
+        is_empty = gate.min is not None and gate.max is not None and gate.min > gate.max
+        what = f"gate {gate.metric}: min {gate.min} is above max {gate.max}"
+        yield is_empty, key, what, "swap them"
+    yield (
+        "@" in urlsplit(workload.tracking.mlflow or "").netloc,
+        "tracking.mlflow",
+        # Without the address, which may contain a password.
+        "the address of MLflow contains a user, token or password, which records would show",
+        "remove it; MLflow reads MLFLOW_TRACKING_TOKEN, or _USERNAME and _PASSWORD",
+    )
+    processes = (workload.cluster and workload.cluster.dnn.processes_per_host) or 1
+    yield (
+        workload.strategy == "none" and processes > 1,
+        "strategy",
+        f"strategy none starts one process per host, not {processes}",
+        "use torchrun or mpi",
+    )
+    yield (
+        workload.constraints.deadline_hours is not None and workload.training.total_steps() is None,
+        "constraints.deadline_hours",
+        "deadline_hours needs the number of steps",
+        "set training.steps, or epochs, samples_per_epoch and global_batch_size",
+    )

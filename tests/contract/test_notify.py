@@ -59,7 +59,7 @@ def of(**notify: Any) -> Workload:
 
 
 def test_a_run_that_failed_is_told_with_its_facts(receiver):
-    words = "accuracy is 0.5, asked for at least 0.9"
+    words = "accuracy 0.5 (at least 0.9)"
 
     def judge() -> None:
         with ends() as ending:

@@ -100,7 +100,7 @@ def test_evaluate_compares_with_the_champion_and_its_gate_promotes_or_fails(fold
     worse = gate_of(0.94)
     assert worse.returncode == 3
     reason = read_json(folder / "evaluation", Evaluation).reason
-    assert "0.94, asked for at least 0.945 (the model in use has 0.95)" in reason
+    assert "0.94 (at least 0.945, the model in use has 0.95)" in reason
     assert worse.stderr.startswith(f"error: {reason}")
     parameters, metrics = told(folder)
     assert (parameters, metrics["passed"]) == ({"passed": "false"}, 0)

@@ -19,7 +19,7 @@ from stoker.records import (
     StepTerms,
     Workload,
 )
-from stoker.records.gpu import GpuFigure
+from stoker.records.profile import GpuFigure
 from stoker.workload_file import workload_from
 
 
@@ -106,7 +106,6 @@ def gpu_load(share: float | None = 0.28, **changes: object) -> GpuLoad:
     made: dict[str, object] = {
         "host": "algo-1",
         "index": 0,
-        "uuid": "GPU-c4b1b2e6",
         "model": "NVIDIA H100 80GB HBM3",
         "seconds": 60.0,
         "utilization": busy,

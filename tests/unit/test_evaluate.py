@@ -164,7 +164,7 @@ def test_pass_gate_holds_a_model_against_the_one_in_use(champion, passed):
     assert record.gates[0].min == (None if champion is None else pytest.approx(champion - 0.005))
     told = evaluation_table(record)
     assert ("no model is in use yet" in told) == (champion is None)
-    assert ("of the model in use" in told) == (champion is not None)
+    assert ("the model in use has" in told) == (champion is not None)
     assert all(len(line) <= 88 for line in told.splitlines())
 
 
@@ -232,8 +232,7 @@ def test_the_reason_names_each_pass_gate_that_failed_with_value_and_bound():
     evaluation = _evaluate(_training(accuracy=0.95, loss=0.05), *gates)
     assert [gate.passed for gate in evaluation.gates] == [False, True, False]
     assert evaluation.reason == (
-        "gate failed: accuracy is 0.95, asked for at least 0.99; "
-        "f1 was not reported, asked for at least 0.5 (in the script: "
-        "stoker.log_metrics(f1=value), or the JSON file $STOKER_METRICS; or regex in the gate, "
-        "for a line that it prints)"
+        "gate failed: accuracy 0.95 (at least 0.99); f1 not reported (at least 0.5): "
+        "stoker.log_metrics(**{'f1': value}) in the script, or the JSON file $STOKER_METRICS, or "
+        "regex in the gate for a line that it prints"
     )

@@ -18,7 +18,7 @@ from stoker.record_words import (
     gpu_words,
     training_words,
 )
-from stoker.records.gpu import (
+from stoker.records.profile import (
     GpuFigure,
 )
 from support import sample_records

@@ -27,10 +27,10 @@ from stoker.catalog.catalog import (
     short_table,
     unknown_instance,
 )
+from stoker.environment import cloud_region
 from stoker.records import KubernetesSettings, NodePool, Workload, bare_type, read_text
 from stoker.records.base import Document
 from stoker.records.platforms import ObjectPatch, Patch, PlatformName, amount, lacks_arm_image
-from stoker.workload_file import job_region
 
 # Whose section of a workload the pools are in.
 _OF_POOLS: PlatformName = "kubernetes"
@@ -57,7 +57,9 @@ def catalog_of(
         UsageError: If a table is wrong.
     """
     catalog = load_catalog(workload.platform)
-    region = job_region(workload)
+    region = None
+    if workload.platform_info.needs_training_enum:
+        region = workload.sagemaker_region or cloud_region()
     settings = workload.kubernetes
     has_pools = settings is not None and bool(settings.pools or settings.pools_file)
     is_of_pools = has_pools and workload.platform_info.has_node_pools

@@ -167,8 +167,7 @@ def schema(
     stoker schema
     stoker schema workload > workload.schema.json
     """
-    from stoker.records import RECORDS, nearest
-    from stoker.records.schema import schema_of
+    from stoker.records import RECORDS, nearest, schema_of
 
     if not record:
         print_result([*RECORDS], "\n".join(RECORDS), as_json=as_json)

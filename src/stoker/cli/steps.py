@@ -87,7 +87,7 @@ def profile(
             assume_yes=yes,
         )
 
-    given = parse(params, workload=record).get("reuse_profile", "")
+    given = str(parse(params, workload=record).get("reuse_profile", ""))
     found = profile_of_run(record, given=given, measure=measured, quiet=as_json)
     deliver(
         found,

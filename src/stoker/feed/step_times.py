@@ -28,7 +28,7 @@ from stoker.feed.timeline import (
     typical_wait_share,
     waits_longest,
 )
-from stoker.records.epochs import EpochPause, EpochTimes
+from stoker.records.profile import EpochPause, EpochTimes
 
 # ---- whose steps
 

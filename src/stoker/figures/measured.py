@@ -24,7 +24,7 @@ from stoker.figures.intervals import GpuRate, Interval
 from stoker.figures.progress import ProgressByRank
 from stoker.host.gpus import Gpu, GpuSample
 from stoker.records import GpuLoad, LoaderCounts, Measured, Spread
-from stoker.records.gpu import GpuFigure, GpuLoads
+from stoker.records.profile import GpuFigure, GpuLoads
 from stoker.units import wait_share
 
 StepsByRank = Mapping[int, Sequence[MeasuredStep]]
@@ -163,7 +163,6 @@ def gpu_loads(intervals: Sequence[Interval], gpus: Mapping[str, Mapping[str, Gpu
         load = GpuLoad(
             host=host,
             index=gpu.index,
-            uuid=gpu.uuid,
             model=gpu.model,
             memory_total_bytes=gpu.memory_total_bytes,
             during="steps" if stepping else "command",

@@ -26,7 +26,7 @@ from stoker.launch.host_client import HostRun, MemoryWatch
 from stoker.launch.process import Decided
 from stoker.launch.run_server import RunServer
 from stoker.logs import EventName, Log
-from stoker.records.gpu import GpuLoads
+from stoker.records.profile import GpuLoads
 from stoker.records.training import Budget, GroupSpending
 from stoker.repeat import Clock
 from stoker.units import usd

@@ -28,8 +28,7 @@ from stoker.records import (
     TodaysGroup,
 )
 from stoker.records.base import Value
-from stoker.records.gpu import GpuLoads, busy_share, during_steps
-from stoker.records.profile import MAX_OTHERS
+from stoker.records.profile import MAX_OTHERS, GpuLoads, busy_share, during_steps
 
 # Clocks are read at slightly different times: only more than this was more than the pod asks for.
 _MORE_THAN_ASKED = 1.05

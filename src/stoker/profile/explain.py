@@ -7,7 +7,7 @@ from stoker.decide.parts import LEAST_GAIN, limit_words, lost_share, parts_of
 from stoker.decide.work import AGAIN, too_busy
 from stoker.record_words import epoch_words, gpu_noun, gpu_words, loader_words, whole_step_of
 from stoker.records import Profile
-from stoker.records.gpu import used_gpus
+from stoker.records.profile import used_gpus
 from stoker.units import (
     capital,
     is_whole_longer,

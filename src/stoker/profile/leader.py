@@ -44,7 +44,7 @@ from stoker.records import (
     write_json,
 )
 from stoker.records.base import Value, write_text
-from stoker.records.gpu import busy_share, during_steps
+from stoker.records.profile import busy_share, during_steps
 
 FILE = "profile.json"
 # Why there is no profile, for the process that submitted the job.

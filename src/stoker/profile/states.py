@@ -13,8 +13,7 @@ from statistics import median
 from stoker.decide.parts import LEAST_GAIN, Parts, more_workers
 from stoker.profile.rank_results import Drain, Evidence, RankResult
 from stoker.records import ProfileState, StepTerms
-from stoker.records.gpu import GpuLoads, during_steps, used_gpus
-from stoker.records.profile import MAX_OTHERS
+from stoker.records.profile import MAX_OTHERS, GpuLoads, during_steps, used_gpus
 from stoker.units import count, ms, percentage, size, vcpus_words
 
 # A container that its quota stops in fewer periods hardly notices.

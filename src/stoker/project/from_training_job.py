@@ -79,7 +79,7 @@ def from_training_job(name: str, *, aws: Aws) -> tuple[str, str]:
         for key, channel in channels.items()
         if _uri(channel) not in ("", source)
     }
-    name = re.sub(r"[^a-z0-9-]+", "-", _STAMP.sub("", name).lower())[:_MAX_NAME].strip("-")
+    name = re.sub(r"[^a-z0-9]+", "-", _STAMP.sub("", name).lower())[:_MAX_NAME].strip("-")
     settings: dict[str, Json] = {
         "role": job.get("RoleArn"),
         "output_uri": text(job, "OutputDataConfig", "S3OutputPath").rstrip("/"),

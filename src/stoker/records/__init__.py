@@ -5,8 +5,12 @@ Attributes of the class's docstring, where schema and reference read it; then `m
 without a default, or with another meaning, is a new version of the record's `schema`.
 """
 
+import inspect
+import re
 from collections.abc import Mapping
 from types import MappingProxyType
+
+import msgspec
 
 from stoker.records.base import Json as Json
 from stoker.records.base import Place as Place
@@ -39,9 +43,6 @@ from stoker.records.decision import groups_in_words as groups_in_words
 from stoker.records.decision import plan_in_words as plan_in_words
 from stoker.records.engine import EngineCommand as EngineCommand
 from stoker.records.engine import EngineSettings as EngineSettings
-from stoker.records.epochs import EpochPause as EpochPause
-from stoker.records.epochs import EpochTimes as EpochTimes
-from stoker.records.gpu import GpuLoad as GpuLoad
 from stoker.records.platforms import PLATFORM_INFOS as PLATFORM_INFOS
 from stoker.records.platforms import ControlSettings as ControlSettings
 from stoker.records.platforms import KubeflowSettings as KubeflowSettings
@@ -57,7 +58,10 @@ from stoker.records.platforms import SageMakerSettings as SageMakerSettings
 from stoker.records.platforms import ScheduleSettings as ScheduleSettings
 from stoker.records.platforms import bare_type as bare_type
 from stoker.records.profile import Check as Check
+from stoker.records.profile import EpochPause as EpochPause
+from stoker.records.profile import EpochTimes as EpochTimes
 from stoker.records.profile import Fix as Fix
+from stoker.records.profile import GpuLoad as GpuLoad
 from stoker.records.profile import LoaderRate as LoaderRate
 from stoker.records.profile import Observed as Observed
 from stoker.records.profile import Profile as Profile
@@ -105,3 +109,25 @@ RECORDS: Mapping[str, type[Record]] = MappingProxyType(
         "evaluation": Evaluation,
     }
 )
+
+_FIELD = re.compile(r"^    (\w+): (.*(?:\n     .*)*)", re.MULTILINE)
+
+
+def schema_of(kind: type[Record]) -> dict[str, Json]:
+    """Returns the JSON Schema of a record, with descriptions from the records' docstrings."""
+    schema = msgspec.json.schema(kind)
+    for definition in schema["$defs"].values():
+        properties = definition["properties"]
+        texts = field_texts(definition["description"])
+        definition["properties"] = {
+            key: {**properties[key], "description": text} for key, text in texts.items()
+        }
+        purpose = inspect.cleandoc(definition["description"])
+        definition["description"] = purpose.partition("\n\nAttributes:")[0]
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
+
+def field_texts(docstring: str) -> dict[str, str]:
+    """Returns the text of each field, in the order of the docstring."""
+    fields = _FIELD.findall(inspect.cleandoc(docstring))
+    return {name: " ".join(text.split()) for name, text in fields}

@@ -39,8 +39,7 @@ Value = Scalar | list[Scalar] | dict[str, Scalar]
 RecordT = TypeVar("RecordT", bound="Record")
 # msgspec's words on a key that a record must not have, and on a wrong choice; steps of its paths,
 # of which `[...]` stands for a key of a mapping.
-_UNKNOWN = re.compile(r"unknown field `([^`]*)`")
-_CHOICE = re.compile(r"Invalid enum value '(.*)'")
+_UNKNOWN = re.compile(r"(unknown field|Invalid enum value) [`'](.*)[`']")
 _STEP = re.compile(r"\[[^\]]*\]|[^.\[\]]+")
 
 
@@ -119,10 +118,10 @@ def convert(document: Json, kind: type[RecordT], place: Place) -> RecordT:
     if path == "schema":
         fix = f"give a {kind.__name__.lower()} of this version of stoker here"
     elif unknown := _UNKNOWN.search(what):
-        fix = nearest(unknown[1], [*_names_at(inspect.type_info(kind), _STEP.findall(path))])
-        path = path_below(path, unknown[1])
-    elif choice := _CHOICE.search(what):
-        fix = nearest(choice[1], [*_names_at(inspect.type_info(kind), _STEP.findall(path))])
+        names = _names_at(inspect.type_info(kind), _STEP.findall(path))
+        fix = nearest(unknown[2], [*names])
+        if unknown[1] == "unknown field":
+            path = path_below(path, unknown[2])
     raise UsageError(what[0].lower() + what[1:], where=place.at(path), fix=fix)
 
 
@@ -241,20 +240,21 @@ def _plain(value: object) -> Json:
 
 def _names_at(kind: inspect.Type, path: Sequence[str]) -> Iterator[str]:
     """Yields the keys of the records at a path below `kind`, and the texts that it may have."""
-    if isinstance(kind, inspect.Metadata):
-        yield from _names_at(kind.type, path)
-    elif isinstance(kind, inspect.UnionType):
-        for each in kind.types:
-            yield from _names_at(each, path)
-    elif isinstance(kind, inspect.StructType):
-        for field in kind.fields:
-            if not path:
-                yield field.name
-            elif field.name == path[0]:
-                yield from _names_at(field.type, path[1:])
-    elif isinstance(kind, inspect.DictType):
-        yield from _names_at(kind.value_type, path[1:])
-    elif isinstance(kind, inspect.VarTupleType | inspect.ListType):
-        yield from _names_at(kind.item_type, path[1:])
-    elif isinstance(kind, inspect.LiteralType):
-        yield from map(str, kind.values)
+    match kind:
+        case inspect.Metadata(type=inner):
+            yield from _names_at(inner, path)
+        case inspect.UnionType(types=types):
+            for each in types:
+                yield from _names_at(each, path)
+        case inspect.StructType(fields=fields):
+            for field in fields:
+                if not path:
+                    yield field.name
+                elif field.name == path[0]:
+                    yield from _names_at(field.type, path[1:])
+        case inspect.DictType(value_type=item):
+            yield from _names_at(item, path[1:])
+        case inspect.VarTupleType(item_type=item) | inspect.ListType(item_type=item):
+            yield from _names_at(item, path[1:])
+        case inspect.LiteralType(values=values):
+            yield from map(str, values)

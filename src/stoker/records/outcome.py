@@ -1,7 +1,7 @@
 """Whether a run passed, and what it tells beside: the same words in all places that show it."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date
 from typing import Literal
@@ -9,12 +9,12 @@ from typing import Literal
 from stoker.errors import EXIT_TERMINATED, FeedError, GateError, PlatformError, WorkloadError
 from stoker.records.decision import STALE_DAYS, Decision
 from stoker.records.profile import Profile
-from stoker.records.training import GateResult, Performance, Training
+from stoker.records.training import GateResult, GroupSpending, Performance, Training
 from stoker.units import figure, ms, numbered, percentage, usd
 
 # As StokerDataGroupIdle of configs/kubernetes/alerts.yaml.
 IDLE_SHARE = 0.8
-# Of a step: one that waits longer would wait longer still with fewer data hosts.
+# Of a step: one that waits longer does not need fewer data hosts.
 _MAX_WAIT_SHARE = 0.2
 OutcomeState = Literal[
     "passed", "no gate", "gate failed", "did no step", "failed", "stopped", "unknown"
@@ -65,15 +65,17 @@ class Outcome:
 def outcome_of(training: Training, gates: Sequence[GateResult] = ()) -> Outcome:
     """Judges a run by how its training ended, then by its gates. Pure."""
     code = training_exit_code(training)
+    # With code 0 the training failed for another reason, such as a lost host.
+    with_code = f" (exit code {training.exit_code})" if training.exit_code else ""
     if training.status == "stopped":
-        words = f"the training was stopped{_in_brackets(training)}"
+        words = f"the training was stopped{with_code}"
         if training.num_steps:
             words += f" after {numbered(training.num_steps, 'step')}"
         if training.failure:
             words += f": {training.cause}"
         return Outcome(state="stopped", words=words, exit_code=code)
     if training.status == "failed":
-        words = f"the training failed{_in_brackets(training)}: {training.cause}"
+        words = f"the training failed{with_code}: {training.cause}"
         return Outcome(state="failed", words=words, exit_code=code)
     if training.is_unknown:
         words = f"the training succeeded, but its outputs could not be read: {training.unfetched}"
@@ -85,7 +87,7 @@ def outcome_of(training: Training, gates: Sequence[GateResult] = ()) -> Outcome:
 
 
 def outcome_of_gates(gates: Sequence[GateResult]) -> Outcome:
-    failed = [_words_of(gate) for gate in gates if not gate.passed]
+    failed = [gate_words(gate) + _how_to_report(gate) for gate in gates if not gate.passed]
     if failed:
         words = f"gate failed: {'; '.join(failed)}"
         return Outcome(state="gate failed", words=words, exit_code=GateError.exit_code)
@@ -120,46 +122,25 @@ def exit_code_of_words(words: str, *, default: int) -> int:
     return default
 
 
-def _in_brackets(training: Training) -> str:
-    # With code 0 the training failed for another reason, such as a lost host.
-    if training.exit_code:
-        return f" (exit code {training.exit_code})"
-    return ""
-
-
-def _words_of(gate: GateResult) -> str:
-    value = "was not reported"
-    if gate.value is not None:
-        value = f"is {figure(gate.value)}"
-    if gate.is_inside:
-        return f"{gate.metric} {value}, and the model in use has not reported it"
-    words = f"{gate.metric} {value}, asked for {_bounds(gate)}"
-    if gate.champion is not None:
-        words += f" (the model in use has {gate.champion:.6g})"
-    if gate.value is None:
-        words += f" ({_how_to_report(gate)})"
-    return words
-
-
-def _bounds(gate: GateResult) -> str:
-    bounds: list[str] = []
-    if gate.min is not None:
-        bounds.append(f"at least {gate.min:g}")
-    if gate.max is not None:
-        bounds.append(f"at most {gate.max:g}")
-    return " and ".join(bounds) or "a value"
+def gate_words(gate: GateResult) -> str:
+    """Returns a metric with the bounds that it has to keep."""
+    value = "not reported" if gate.value is None else figure(gate.value)
+    bounds = {"at least": gate.min, "at most": gate.max, "the model in use has": gate.champion}
+    notes = [f"{words} {figure(bound)}" for words, bound in bounds.items() if bound is not None]
+    if gate.needs_champion and gate.champion is None and gate.is_inside:
+        notes.append("no model is in use yet" if gate.passed else "the model in use has none")
+    return f"{gate.metric} {value} ({', '.join(notes)})" if notes else f"{gate.metric} {value}"
 
 
 def _how_to_report(gate: GateResult) -> str:
+    if gate.value is not None:
+        return ""
     if gate.regex is not None:
-        return f"no number in the log by the pattern {gate.regex}"
+        return f": no number in the log by the pattern {gate.regex}"
     # Keyword arguments, of which not every metric's name can be one: `top-1`.
-    call = f"**{{'{gate.metric}': value}}"
-    if gate.metric.isidentifier():
-        call = f"{gate.metric}=value"
     return (
-        f"in the script: stoker.log_metrics({call}), or the JSON file $STOKER_METRICS; or regex in "
-        "the gate, for a line that it prints"
+        f": stoker.log_metrics(**{{'{gate.metric}': value}}) in the script, or the JSON file "
+        "$STOKER_METRICS, or regex in the gate for a line that it prints"
     )
 
 
@@ -176,7 +157,15 @@ def warnings_of(
     Args:
         today: Day on which the profile's age counts. None: its age is not told.
     """
-    texts = [*_outside(performance), *_idle(training)]
+    texts = []
+    # Other programs that kept the machine busy are reported instead: the figures do not count.
+    if performance and performance.band and not (performance.busy or performance.is_inside_band):
+        band = performance.band
+        texts.append(
+            f"a step took {ms(performance.measured.counted_seconds)}, outside the predicted band "
+            f"of {ms(band.low_seconds)} to {ms(band.high_seconds)}"
+        )
+    texts += filter(None, (_idle_words(group, training) for group in training.spending))
     prices = decision.prices
     if prices.stale and prices.is_billed:
         texts.append(f"the prices of {prices.date} are older than {STALE_DAYS} days")
@@ -185,29 +174,14 @@ def warnings_of(
     return tuple(texts)
 
 
-def _outside(performance: Performance | None) -> Iterator[str]:
-    # Other programs that kept the machine busy are reported instead: the figures do not count.
-    if performance is None or performance.busy or performance.is_inside_band is not False:
-        return
-    if band := performance.band:
-        yield (
-            f"a step took {ms(performance.measured.counted_seconds)}, outside the predicted band "
-            f"of {ms(band.low_seconds)} to {ms(band.high_seconds)}"
-        )
-
-
-def _idle(training: Training) -> Iterator[str]:
-    measured = training.measured
-    has_waited = measured is not None and measured.wait_share > _MAX_WAIT_SHARE
-    for group in training.spending:
-        if group.is_of_no_use:
-            yield group.made_words
-        # Only data groups have their batches counted.
-        elif group.batches is not None and (group.idle_share or 0.0) > IDLE_SHARE:
-            words = f"the data group was idle {percentage(group.idle_share or 0.0)} of its time"
-            if group.idle_usd is not None and group.usd is not None:
-                words += f", {usd(group.idle_usd)} of {usd(group.usd)}"
-            why = "fewer data hosts would do"
-            if has_waited:
-                why = "though steps waited for data: its start was most of the run, or it was late"
-            yield f"{words}: {why}"
+def _idle_words(group: GroupSpending, training: Training) -> str:
+    if group.is_of_no_use:
+        return group.made_words
+    has_waited = training.measured and training.measured.wait_share > _MAX_WAIT_SHARE
+    share = group.idle_share or 0.0
+    # Only data groups have their batches counted.
+    if group.batches is None or share <= IDLE_SHARE or has_waited:
+        return ""
+    spent = f", {usd(group.idle_usd)} of {usd(group.usd)}" if group.idle_usd else ""
+    words = f"the data group was idle {percentage(share)} of its time{spent}"
+    return f"{words}: fewer data hosts would do"

@@ -510,13 +510,7 @@ class OnNoCapacity(Record, frozen=True, kw_only=True):
 
 
 class PlatformSettings(Record, frozen=True, kw_only=True):
-    """Settings of each platform that has any: keys of a workload, which its job carries.
-
-    Attributes:
-        on_no_capacity: Retries and alternatives while the platform has no hosts.
-        sagemaker: Settings for SageMaker; required there.
-        kubernetes: Settings for Kubernetes.
-    """
+    """Settings of each platform that has any: keys of a workload, which its job carries."""
 
     on_no_capacity: OnNoCapacity = OnNoCapacity()
     sagemaker: SageMakerSettings | None = None

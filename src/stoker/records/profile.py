@@ -1,8 +1,11 @@
 """The profile: what a global step of the workload waits for, measured on today's cluster."""
 
 import shlex
+from collections.abc import Callable, Sequence
 from datetime import date
 from typing import Literal
+
+from msgspec.structs import replace
 
 from stoker.records.base import (
     Fraction,
@@ -15,9 +18,7 @@ from stoker.records.base import (
     Record,
     Value,
 )
-from stoker.records.epochs import EpochTimes
-from stoker.records.gpu import GpuLoads
-from stoker.units import wait_share
+from stoker.units import known_mean, wait_share
 
 # Means over minutes, pauses included: above the first a part is probably the limit, below the
 # second it has room (published CPU-bound jobs: CPU 99%, GPU 38 to 48%).
@@ -38,6 +39,169 @@ _BEYOND_TELLING = 0.6
 OTHERS = "other programs were using"
 # Data, drivers and hosts drift; Kubeflow's `cache_days` ends the use of a profile then, too.
 MAX_PROFILE_DAYS = 30
+
+
+class GpuFigure(Record, frozen=True, kw_only=True):
+    """One quantity of a GPU over time, weighted by time.
+
+    Attributes:
+        mean: Mean, in the unit of the quantity.
+        low: Lower quartile, likewise.
+        median: Median, in the same unit.
+        high: Upper quartile, likewise.
+    """
+
+    mean: NonNegativeFloat
+    low: NonNegativeFloat
+    median: NonNegativeFloat
+    high: NonNegativeFloat
+
+
+class GpuLoad(Record, frozen=True, kw_only=True):
+    """Load of one GPU. None: the driver does not tell it there, as on virtual GPUs.
+
+    Attributes:
+        host: Name of its host.
+        index: Index of the GPU on its host, as the driver counts.
+        model: Model, as the driver spells it.
+        memory_total_bytes: Memory of the GPU.
+        during: Time of the figures. steps: the intervals in which steps ended; command: the whole
+            command, as no step was timed.
+        seconds: Length of that time.
+        utilization: Share of the time in which a kernel ran, 0 to 1.
+        memory_bytes: Memory in use.
+        power_watts: Power that the GPU draws.
+        sm_clock_mhz: Clock of the multiprocessors.
+    """
+
+    host: Name
+    index: NonNegativeInt
+    model: Name | None = None
+    memory_total_bytes: NonNegativeInt | None = None
+    during: Literal["steps", "command"] = "steps"
+    seconds: NonNegativeFloat
+    utilization: GpuFigure | None = None
+    memory_bytes: GpuFigure | None = None
+    power_watts: GpuFigure | None = None
+    sm_clock_mhz: GpuFigure | None = None
+
+
+# Of all GPUs of a run.
+GpuLoads = tuple[GpuLoad, ...]
+
+
+def used_gpus(gpus: Sequence[GpuLoad]) -> GpuLoads:
+    """Returns the GPUs that were ever busy; all of them if none was.
+
+    A script may use one of eight: the others' idleness is no news of its loop.
+    """
+    with_utilization = tuple(gpu for gpu in gpus if gpu.utilization is not None)
+    busy = tuple(gpu for gpu in with_utilization if gpu.utilization and gpu.utilization.mean > 0)
+    return busy or with_utilization
+
+
+def busy_share(gpus: Sequence[GpuLoad]) -> float | None:
+    """Returns the mean busy share of the GPUs that are in use; None: not known."""
+    share = known_mean(gpu.utilization.mean for gpu in used_gpus(gpus) if gpu.utilization)
+    if share is None:
+        return None
+    return min(1.0, share)
+
+
+def during_steps(gpus: Sequence[GpuLoad]) -> GpuLoads:
+    """Returns the loads that are of the steps, and not of a command that is mostly its start."""
+    return tuple(gpu for gpu in gpus if gpu.during == "steps")
+
+
+class EpochPause(Record, frozen=True, kw_only=True):
+    """A pause that each epoch has once.
+
+    Attributes:
+        seconds: Mean, in seconds.
+        low_seconds: Lower quartile, in seconds.
+        high_seconds: Upper quartile, in seconds.
+        count: Pauses that were measured. 0: computed, from the time of a batch in one worker.
+    """
+
+    seconds: NonNegativeFloat
+    low_seconds: NonNegativeFloat
+    high_seconds: NonNegativeFloat
+    count: NonNegativeInt
+
+    def scaled(self, factor: float) -> "EpochPause":
+        """Returns the pause, `factor` times as long."""
+        return replace(
+            self,
+            seconds=self.seconds * factor,
+            low_seconds=self.low_seconds * factor,
+            high_seconds=self.high_seconds * factor,
+        )
+
+
+class EpochTimes(Record, frozen=True, kw_only=True):
+    """Time beyond the usual steps of whole epochs, without the start of the run.
+
+    None: not known; no figure counts it then.
+
+    Attributes:
+        steps: Steps of an epoch, mean.
+        start: Wait for an epoch's first batch, beyond the wait of a usual step.
+        between: From the end of an epoch's last step to the request for the next epoch's first
+            batch: validation, checkpoints, logging.
+        inside_seconds: Seconds of a mean step beyond the usual one, without its wait: validation
+            and checkpoints in mid-epoch.
+    """
+
+    steps: PositiveFloat | None = None
+    start: EpochPause | None = None
+    between: EpochPause | None = None
+    inside_seconds: NonNegativeFloat | None = None
+
+    @property
+    def pauses(self) -> tuple[EpochPause, ...]:
+        """The known pauses of an epoch."""
+        return tuple(pause for pause in (self.start, self.between) if pause is not None)
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """The known figures by name, for metrics."""
+        figures = {} if self.steps is None else {"epoch_steps": self.steps}
+        if self.start is not None:
+            figures["epoch_start_seconds"] = self.start.seconds
+        if self.between is not None:
+            figures["between_epochs_seconds"] = self.between.seconds
+        return figures
+
+    def pause_seconds(self) -> float:
+        """Returns the seconds of an epoch's known pauses."""
+        return sum(pause.seconds for pause in self.pauses)
+
+    def whole_step_seconds(self, step_seconds: float) -> float:
+        """Returns the seconds of a step with its share of all that whole epochs have beyond it."""
+        inside = self.inside_seconds or 0.0
+        shared = self.pause_seconds() / self.steps if self.steps else 0.0
+        return step_seconds + inside + shared
+
+    def whole_wait_seconds(self, wait_seconds: float) -> float:
+        """Returns the wait of a step with its share of the waits for first batches."""
+        return wait_seconds + (self.start.seconds / self.steps if self.start and self.steps else 0)
+
+    def at_low(self) -> "EpochTimes":
+        """Returns the times with each pause at its lower quartile."""
+        return self._each(lambda pause: pause.low_seconds)
+
+    def at_high(self) -> "EpochTimes":
+        """Returns the times with each pause at its upper quartile."""
+        return self._each(lambda pause: pause.high_seconds)
+
+    def _each(self, seconds_of: Callable[[EpochPause], float]) -> "EpochTimes":
+        def exactly(pause: EpochPause | None) -> EpochPause | None:
+            if pause is None:
+                return None
+            seconds = seconds_of(pause)
+            return replace(pause, seconds=seconds, low_seconds=seconds, high_seconds=seconds)
+
+        return replace(self, start=exactly(self.start), between=exactly(self.between))
 
 
 class ProfileOrigin(Record, frozen=True, kw_only=True):

@@ -24,10 +24,8 @@ from stoker.records.base import (
     Record,
 )
 from stoker.records.decision import Action, Group
-from stoker.records.epochs import EpochTimes
-from stoker.records.gpu import GpuLoads
 from stoker.records.hyperparameters import Hyperparameters
-from stoker.records.profile import NEAR_LIMIT, Spread
+from stoker.records.profile import NEAR_LIMIT, EpochTimes, GpuLoads, Spread
 from stoker.records.workload import Gate
 from stoker.units import numbered, usd, wait_share
 
@@ -262,7 +260,6 @@ class Training(Record, frozen=True, kw_only=True):
         status: succeeded: exit code 0; failed: another one, or a host was lost; stopped: by a
             signal.
         exit_code: Exit code of the training command.
-        decision_id: First digits of the digest of its decision.
         groups: Instance groups as requested.
         hosts: Hosts that took part.
         strategy: How the trainer processes were started.
@@ -302,7 +299,6 @@ class Training(Record, frozen=True, kw_only=True):
     workload_keys: dict[str, str] | None = None
     status: EndState
     exit_code: int | None = None
-    decision_id: str | None = None
     groups: tuple[Group, ...]
     hosts: tuple[Host, ...] = ()
     strategy: str = "auto"
@@ -401,6 +397,7 @@ class GateResult(Gate, frozen=True, kw_only=True):
         min_champion: The gate's minimum relative to the champion.
         max_champion: The gate's maximum relative to the champion.
         champion: The champion's value, if the gate needs it and the champion reported it.
+        regex: Pattern of the value in the script's output.
         passed: Whether the gate passed.
     """
 
@@ -428,7 +425,6 @@ class StepCost(Record, frozen=True, kw_only=True):
         usd_per_1000_steps: Cost of 1,000 steps, in dollars. None: a price is not known, or not
             billed.
         cpu_seconds: vCPUs of all hosts times the step.
-        accelerator_seconds: Accelerators of all hosts times the step.
         gpu_utilization: Busy share of the GPUs in use, 0 to 1.
         is_estimate: Whether the dollars come from an estimated price.
     """
@@ -437,7 +433,6 @@ class StepCost(Record, frozen=True, kw_only=True):
     whole_step_seconds: NonNegativeFloat | None = None
     usd_per_1000_steps: NonNegativeFloat | None = None
     cpu_seconds: NonNegativeFloat | None = None
-    accelerator_seconds: NonNegativeFloat | None = None
     gpu_utilization: Fraction | None = None
     is_estimate: bool = False
 
@@ -551,73 +546,67 @@ def completed(
         host_seconds: Time of all hosts of each group that the platform reports.
         timeline_file: Where the leader's timeline is kept.
     """
-    record = outside
-    if leader is not None:
-        # Hosts of a run that a rule ended end with 0, so that no platform restarts them.
-        is_failed = (leader.status, leader.exit_code) == ("failed", 0)
-        release = outside.data_group_release_seconds
-        record = replace(
-            outside,
-            **{name: getattr(leader, name) for name in _OF_LEADER},
-            status="failed" if is_failed and outside.status == "succeeded" else outside.status,
-            # A platform often knows only the host's.
-            exit_code=outside.exit_code if leader.exit_code is None else leader.exit_code,
-            failure=leader.failure or outside.failure,
-            measured=_priced(leader.measured, outside.groups, budget, timeline_file),
-            # Hosts tell the leader that they leave, before the platform sees them end.
-            data_group_release_seconds=leader.data_group_release_seconds
-            if release is None
-            else release,
-            # ISO 8601 in UTC sorts as text.
-            events=tuple(sorted((*leader.events, *outside.events), key=lambda each: each.when)),
-        )
-    spending = _spending(leader.spending if leader else (), outside.groups, budget, host_seconds)
+    spending = _spending(outside.groups, leader.spending if leader else (), budget, host_seconds)
     dollars = [group.usd for group in spending if group.usd is not None]
     is_whole = bool(dollars) and len(dollars) == len(outside.groups)
-    return replace(
-        record,
+    record = replace(
+        outside,
         spending=spending or outside.spending,
         spent_usd=sum(dollars) if is_whole else outside.spent_usd,
         predicted_usd=budget.predicted_usd or outside.predicted_usd,
         is_estimate=bool(budget.estimated) or outside.is_estimate,
     )
+    if leader is None:
+        return record
+    measured = leader.measured
+    if measured:
+        cost = None
+        prices = budget.usd_per_hour
+        if measured.steps and all(group.name in prices for group in outside.groups):
+            price = sum(prices[group.name] * group.count for group in outside.groups)
+            cost = measured.counted_seconds * price / 3600 * 1000
+        measured = replace(measured, usd_per_1000_steps=cost, timeline_file=timeline_file)
+    # Hosts of a run that a rule ended end with 0, so that no platform restarts them.
+    is_failed = (leader.status, leader.exit_code) == ("failed", 0)
+    release = outside.data_group_release_seconds
+    if release is None:
+        # Hosts tell the leader that they leave, before the platform sees them end.
+        release = leader.data_group_release_seconds
+    return replace(
+        record,
+        **{name: getattr(leader, name) for name in _OF_LEADER},
+        status="failed" if is_failed and outside.status == "succeeded" else outside.status,
+        # A platform often knows only the host's.
+        exit_code=outside.exit_code if leader.exit_code is None else leader.exit_code,
+        failure=leader.failure or outside.failure,
+        measured=measured,
+        data_group_release_seconds=release,
+        # ISO 8601 in UTC sorts as text.
+        events=tuple(sorted((*leader.events, *outside.events), key=lambda each: each.when)),
+    )
 
 
 def _spending(
-    counted: Sequence[GroupSpending],
     groups: Sequence[Group],
+    counted: Sequence[GroupSpending],
     budget: Budget,
     host_seconds: Mapping[str, float],
 ) -> tuple[GroupSpending, ...]:
     """Returns the dollars of each group, by the platform's times where it reports them."""
-    by_name = {spending.group: spending for spending in counted}
+    by_name = {spent.group: spent for spent in counted}
     if len(groups) == 1 == len(counted):
         # SageMaker has another name for the only group of a job.
-        by_name = {groups[0].name: counted[0]}
-    spent = []
+        by_name = {groups[0].name: replace(counted[0], group=groups[0].name)}
+    spending = []
     for name in [group.name for group in groups]:
-        spending = by_name.get(name, GroupSpending(group=name))
-        dollars = spending.usd
+        spent = by_name.get(name, GroupSpending(group=name))
         if name in host_seconds and name in budget.usd_per_hour:
-            dollars = host_seconds[name] * budget.usd_per_hour[name] / 3600
-        share = spending.idle_share
-        idle = None if dollars is None or share is None else dollars * share
-        if any(value is not None for value in (dollars, share, spending.batches)):
-            spent.append(replace(spending, group=name, usd=dollars, idle_usd=idle))
-    return tuple(spent)
-
-
-def _priced(
-    measured: Measured | None, groups: Sequence[Group], budget: Budget, timeline_file: str | None
-) -> Measured | None:
-    """Returns the leader's figures with their cost and the place of the timeline."""
-    if measured is None:
-        return None
-    cost = None
-    if measured.steps and all(group.name in budget.usd_per_hour for group in groups):
-        price = sum(budget.usd_per_hour[group.name] * group.count for group in groups)
-        cost = measured.counted_seconds * price / 3600 * 1000
-    return replace(measured, usd_per_1000_steps=cost, timeline_file=timeline_file)
+            spent = replace(spent, usd=host_seconds[name] * budget.usd_per_hour[name] / 3600)
+        if spent.usd is not None and spent.idle_share is not None:
+            spent = replace(spent, idle_usd=spent.usd * spent.idle_share)
+        if spent != GroupSpending(group=name):
+            spending.append(spent)
+    return tuple(spending)
 
 
 def copied_to(

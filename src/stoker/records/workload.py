@@ -46,7 +46,6 @@ SAME_COST = (
     *("seed", "random_seed", "run_name", "run_id", "experiment_name"),
 )
 _MANAGED = r"arn:aws[a-z-]*:sagemaker:[a-z0-9-]*:[0-9]{12}:mlflow-[a-zA-Z-]*/.*"
-_REGISTRY = re.compile(r"[0-9]{12}\.dkr\.ecr\.(?P<region>[a-z0-9-]+)\.amazonaws\.com")
 # How a record is made again.
 _VERBS = {"profile": "profile", "decision": "decide", "training": "train"}
 # Of a pipeline's run id, in the names of the run's jobs.
@@ -127,8 +126,7 @@ class Constraints(Record, frozen=True, kw_only=True):
         allowed_instance_types: Types that hosts may have, besides today's. None: the whole catalog.
         regions: AWS regions whose prices may be used. None: any.
         prices_file: CSV file of prices, in the catalog's columns, or its text, which pipelines
-            get; `{region}` in its path stands for the job's AWS region, and a region without such
-            a file has the catalog's prices. `--prices` goes before it.
+            get. `--prices` goes before it.
         storage: Read rate of several hosts. per_host: adds up (S3, local copies); shared: one rate
             for all; unknown: planned as shared. None: by platform and channels.
     """
@@ -530,10 +528,14 @@ class Workload(PlatformSettings, frozen=True, kw_only=True):
         watchdog_minutes: Minutes without a step after which a training run is ended as failed, with
             its ranks' stacks in the log; longer than its longest checkpoint or evaluation. None:
             never.
+        on_no_capacity: Retries and alternatives while the platform has no hosts.
+        sagemaker: Settings for SageMaker; required there.
+        kubernetes: Settings for Kubernetes.
     """
 
     schema: Literal["stoker.workload/v1"] = "stoker.workload/v1"
-    name: Annotated[str, msgspec.Meta(pattern="^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$")]
+    # No two dashes in a row: they end a workload's name in the names of SageMaker's jobs.
+    name: Annotated[str, msgspec.Meta(pattern="^[a-z0-9]+(-[a-z0-9]+)*$", max_length=40)]
     command: Command
     image: ImageName | None = None
     platform: PlatformName = "local"
@@ -601,17 +603,6 @@ class Workload(PlatformSettings, frozen=True, kw_only=True):
         The storage is filled in.
         """
         return msgspec.structs.replace(self.constraints, storage=self._storage(), prices_file=None)
-
-    @property
-    def named_region(self) -> str | None:
-        """AWS region of SageMaker's jobs, by the settings or the image; None: not said."""
-        if self.sagemaker and self.sagemaker.region:
-            return self.sagemaker.region
-        # A training job's image is in the job's region.
-        registry = _REGISTRY.match(self.image or "")
-        if registry:
-            return registry["region"]
-        return None
 
     def _storage(self) -> Storage:
         if self.constraints.storage is not None:

@@ -32,7 +32,7 @@ from stoker.figures.limit import feed_limit_of
 from stoker.profile.explain import explain as explain_profile
 from stoker.record_words import gpu_words, group_arguments, notes_on
 from stoker.records import Decision, GpuLoad, Plan, Training, write_text
-from stoker.records.gpu import busy_share, used_gpus
+from stoker.records.profile import busy_share, used_gpus
 from stoker.report.charts import read_steps, shown_seconds, sparkline, strip
 from stoker.report.verdict import ReportedRun, judge, key_figures
 from stoker.units import capital, digits, figure, ms, numbered, percent, percentage, times, usd
@@ -254,7 +254,7 @@ def _gpus(run: ReportedRun) -> Block:
 
 
 def _busy_points(file: Path | None, used: Sequence[GpuLoad]) -> Iterator[tuple[float, float]]:
-    places = {(gpu.host, gpu.number) for gpu in used}
+    places = {(gpu.host, str(gpu.index)) for gpu in used}
     for interval in read_intervals(file):
         gpus = [gpu for gpu in interval.gpus if (gpu.host, gpu.number) in places]
         shares = [gpu.utilization for gpu in gpus if gpu.utilization is not None]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from stoker.decide.explain import headline
-from stoker.evaluate import gate_words, performance_of, performance_words
+from stoker.evaluate import performance_of, performance_words
 from stoker.failure_reasons import cause_of
 from stoker.logs import printable
 from stoker.record_words import measured_words
@@ -24,7 +24,7 @@ from stoker.records import (
     Training,
     Workload,
 )
-from stoker.records.outcome import outcome_of
+from stoker.records.outcome import gate_words, outcome_of
 from stoker.units import (
     as_fast,
     capital,

@@ -35,8 +35,8 @@ from stoker.records import (
     write_text,
 )
 from stoker.records.base import Document, Record, RecordT, mapping, mappings, text
-from stoker.records.gpu import busy_share
 from stoker.records.hyperparameters import argument
+from stoker.records.profile import busy_share
 
 _MODEL = "system.Model"
 _MAX_FAILURE = 2000

@@ -568,7 +568,6 @@ def record_of_job(
         workload_keys=workload_keys(
             command=job.command, strategy=settings.strategy, engine=settings.engine.name
         ),
-        decision_id=sha256_of(decision)[:12] if decision else None,
         groups=job.groups,
         strategy=settings.strategy,
         engine=settings.engine.name,
