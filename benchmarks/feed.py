@@ -18,10 +18,11 @@ import feed_cpu
 import feed_crowd
 import feed_job
 import feed_overhead
+import feed_ranks
 from measuring import HERE, environment
 from rows import Row, markdown
 
-PARTS = ("even", "exponential", "straggler", "cpu", "flat", "mnist", "crowd")
+PARTS = ("even", "exponential", "straggler", "cpu", "flat", "mnist", "ranks", "crowd")
 RESULT = HERE / "results" / "feed.json"
 
 
@@ -35,6 +36,8 @@ def rows_of(part: str, arguments: argparse.Namespace) -> Iterator[Row]:
         return feed_cpu.flat_rows(repetitions=repetitions, is_quick=arguments.quick)
     if part == "mnist":
         return feed_job.rows(repetitions=repetitions, is_quick=arguments.quick)
+    if part == "ranks":
+        return feed_ranks.rows(repetitions=repetitions, is_quick=arguments.quick)
     if part == "crowd":
         return feed_crowd.rows(is_quick=arguments.quick)
     return feed_overhead.rows(
