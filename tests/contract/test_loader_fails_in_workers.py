@@ -1,7 +1,7 @@
 """A loader without workers whose dataset cannot be used in one, as one that lies on a GPU."""
 
 from stoker.catalog import load_catalog
-from stoker.decide.parts import parts_of
+from stoker.decide.work import parts_of
 from stoker.profile.explain import explain
 from support.decisions import decided
 from support.profiled_ranks import changed, profile_of, rank_of

@@ -61,7 +61,7 @@ def test_a_workload_is_profiled_on_the_local_platform(tmp_path):
     assert parts["getitem"].share > 0.9
     # Means over the steps as they were, of which no spread is kept.
     measured = {name for name in found.step.__struct_fields__ if name.endswith("_seconds")}
-    measured -= {"local_receive_seconds", "used_cpu_seconds"}
+    measured -= {"used_cpu_seconds"}
     known = {name for name in measured if getattr(found.step, name) is not None}
     assert known == set(found.spread)
     assert max(map(len, explain(found).splitlines())) <= 88

@@ -76,7 +76,7 @@ def _fastflow(catalog, *, gpus, data):
         count=gpus,
         step_seconds=1.0,
         accelerator_step_seconds=0.05,
-        trainer_vcpus=0,
+        trainer_cpu_seconds=0.0,
         global_batch_size=32,
     )
     return _named(decision).step_seconds

@@ -239,7 +239,6 @@ _steps = st.builds(
     loader_cpu_seconds=_some,
     loader_wall_seconds=_some,
     trainer_cpu_seconds=_some,
-    trainer_vcpus=st.none() | st.floats(min_value=0, max_value=500),
     num_workers=st.none() | st.integers(min_value=0, max_value=200),
     global_batch_size=st.integers(min_value=1, max_value=10_000),
     batch_bytes=_bytes,

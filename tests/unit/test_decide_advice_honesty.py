@@ -151,11 +151,11 @@ def test_the_self_check_and_the_model_sum_the_parts_alike_whatever_was_measured(
     work = measure(profile, today=today, processes=1)
     # A thousandth of the step is the least that the model ever says.
     summed = max(profile.check.predicted_step_seconds, numbers["step"] / 1000)
-    assert work.parts_seconds == pytest.approx(summed)
-    bare = replace(work, corrected=())
-    assert estimate(bare, work.todays).step_seconds == pytest.approx(work.parts_seconds)
+    assert work.step_seconds == pytest.approx(summed)
+    bare = replace(work, factors={})
+    assert estimate(bare, work.todays).step_seconds == pytest.approx(work.step_seconds)
     # Whatever the step took longer, loading is what its own processes used.
-    assert work.parts.loader_cpu_seconds == profile.step.loader_cpu_seconds
+    assert work.loader_cpu_seconds == profile.step.loader_cpu_seconds
 
 
 # What a quiet machine of two cores measures, of the scripts of benchmarks/honesty.py for the most:

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from stoker.catalog import load_catalog
 from stoker.decide.explain import explain as explain_decision
-from stoker.decide.parts import bottleneck_of, limit_words, more_workers, parts_of
+from stoker.decide.model import limit_words, more_workers
+from stoker.decide.work import parts_of
 from stoker.profile.explain import explain
 from stoker.profile.explain import explain as explain_profile
 from support import decisions
@@ -135,7 +136,7 @@ def test_more_workers_are_the_free_plan_where_cores_or_workers_are_idle(name):
     profile = profile_of(rank, kind=f"local.c{int(rank.vcpus)}")
     decision = decided(profile)
     parts = parts_of(profile)
-    assert more_workers(parts).workers == workers
+    assert more_workers(parts).dnn.workers == workers
     assert decision.bottleneck == parts.bottleneck == ("latency" if parts.waits else "workers")
     assert [state.id for state in profile.states] == ["workers"]
     (fix,) = [fix for fix in profile.fixes if fix.id == "num_workers"]
@@ -188,7 +189,7 @@ def refuse_contradictions(rank):
     # The fix is the free plan's.
     fixes = [fix.text for fix in profile.fixes if fix.id == "num_workers"]
     more = [text for text in fixes if "as fast on" not in text]
-    expected = f"num_workers={better.workers} instead of {parts.workers}" if better else None
+    expected = f"num_workers={better.dnn.workers} instead of {parts.workers}" if better else None
     assert [expected in text for text in more] == ([True] if better else [])
     # The profile's own words.
     said = words(explain(profile))
@@ -204,14 +205,11 @@ def refuse_contradictions(rank):
     # The decision: its limit, today's row, its plans and its path.
     assert decision.bottleneck == bottleneck
     (keep,) = [plan for plan in decision.plans if plan.action == "keep"]
-    assert (
-        bottleneck_of(keep.predicted.limit, waits=bottleneck == "latency", workers=parts.workers)
-        == bottleneck
-    )
+    assert keep.predicted.limit == ("latency" if bottleneck == "workers" else bottleneck)
     tunes = [plan for plan in decision.plans if plan.action == "tune"]
     assert len(tunes) == (better is not None)
     for tune in tunes:
-        assert tune.groups[0].workers_per_host == better.workers
+        assert tune.groups[0].workers_per_host == better.dnn.workers
         assert tune.predicted.speedup > 1.04
     path = answers(decision)
     assert path["Is the CPU the limit?"][0] == ("yes" if bottleneck == "cpu" else "no")

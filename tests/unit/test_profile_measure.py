@@ -5,8 +5,8 @@ from datetime import date
 import msgspec
 import pytest
 
-from stoker.catalog import load_catalog
-from stoker.decide.parts import Parts
+from stoker.catalog import Instance, load_catalog
+from stoker.decide.model import Work
 from stoker.errors import UsageError
 from stoker.profile.explain import explain
 from stoker.profile.rank_results import BatchFacts, Copies, Evidence, RankResult
@@ -133,19 +133,19 @@ def test_where_stoker_does_not_help_that_is_said_first():
 
 @pytest.mark.parametrize(
     ("fields", "seconds", "name"),
-    [({}, 0.025, "cpu"), ({"vcpus": 8}, 0.021, "accelerator"), ({"workers": 0}, 0.100, "latency")],
+    [({}, 0.025, "cpu"), ({"vcpus": 8}, 0.020, "accelerator"), ({"workers": 0}, 0.100, "latency")],
 )
 def test_the_slowest_of_what_overlaps_sets_the_step(fields, seconds, name):
-    parts = Parts(
+    parts = Work(
+        reference=Instance(type="local", vcpus=fields.get("vcpus", 4), accelerators=1),
+        measured_seconds=seconds,
+        num_workers=fields.get("workers", 4),
         accelerator_seconds=0.02,
-        receive_seconds=0.001,
         loader_cpu_seconds=0.08,
         loader_wall_seconds=0.08,
         trainer_cpu_seconds=0.02,
-        **{"vcpus": 4, "workers": 4} | fields,
     )
-    assert parts.step_seconds == pytest.approx(seconds)
-    assert parts.limit == name
+    assert parts.step_seconds == parts.terms[name] == pytest.approx(seconds)
 
 
 # Pods of a cluster (Kubernetes 1.36, torch 2.6 on the CPU), whose trainer used a third less CPU on

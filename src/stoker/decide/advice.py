@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 
 from stoker.decide.choose import Case
-from stoker.decide.parts import WAITS
+from stoker.decide.model import WAITS
 from stoker.decide.price import Space
 from stoker.decide.search import free_plan
 from stoker.records import (
@@ -123,7 +123,7 @@ def _advice_on_hosts(case: Case) -> Iterator[tuple[str, str, str]]:
     """Yields what other hosts would do, or fewer CPU-seconds on these."""
     work = case.space.work
     chosen = case.chosen
-    busy = work.parts.accelerator_seconds / work.step_seconds
+    busy = work.accelerator_seconds / work.measured_seconds
     is_idle = bool(work.reference.accelerators) and busy < _MOST_BUSY
     machine = case.space.catalog.max_total_vcpus
     is_full = machine is not None and machine <= work.hosts * work.reference.capacity
@@ -180,7 +180,7 @@ def _advice_of_taken(space: Space, taken: TakenElsewhere) -> tuple[str, str, str
     if taken.accelerator_step_source != "unknown":
         text = f"Profile the training on {there}: three minutes there replace all figures that are "
         return "profile-there", f"{text}scaled here.", "before you rent anything large"
-    text = f"Loading alone takes {ms(work.step_seconds)} per batch on {work.hosts} x {there}"
+    text = f"Loading alone takes {ms(work.measured_seconds)} per batch on {work.hosts} x {there}"
     free = free_plan(space)
     if free is not None and free.predicted is not None:
         workers = free.groups[0].workers_per_host

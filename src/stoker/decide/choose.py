@@ -6,8 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from stoker.decide.model import free_vcpus
-from stoker.decide.parts import limit_words
+from stoker.decide.model import limit_words
 from stoker.decide.price import (
     ASKED_FOR,
     SAME,
@@ -299,27 +298,23 @@ class Case:
             # Only measured parts can contradict the step.
             is_no = work.unexplained.kind == "contradiction"
             return "no" if is_no else "unknown", work.unexplained.text
-        because = f"they give {ms(work.parts_seconds)}, measured {ms(work.step_seconds)}"
+        because = f"they give {ms(work.step_seconds)}, measured {ms(work.measured_seconds)}"
         if self.taken_words:
-            because = f"{self.taken_words} a step takes {ms(work.step_seconds)}"
+            because = f"{self.taken_words} a step takes {ms(work.measured_seconds)}"
         return ("yes", because) if work.is_checked else ("unknown", f"not checked: {because}")
 
     def _is_cpu_the_limit(self) -> _Reply:
         work = self.space.work
-        parts = work.parts
         if self.bottleneck in ("latency", "storage"):
             return "no", (
-                f"loading takes {parts.loader_wall_seconds:.3g} worker-seconds per step, of which "
-                f"{parts.loader_cpu_seconds:.3g} are CPU-seconds: it waits for its data"
+                f"loading takes {work.loader_wall_seconds:.3g} worker-seconds per step, of which "
+                f"{work.loader_cpu_seconds:.3g} are CPU-seconds: it waits for its data"
             )
-        trainer = parts.trainer_cpu_seconds - parts.receive_seconds * parts.ranks
-        used = parts.loader_cpu_seconds + trainer + parts.turns_cpu_seconds
-        hosts = work.todays.dnn
-        text = f"loading takes {parts.loader_cpu_seconds:.3g} CPU-seconds per step"
+        trainer = work.trainer_cpu_seconds
+        text = f"loading takes {work.loader_cpu_seconds:.3g} CPU-seconds per step"
         if trainer:
             text += f", the trainer {trainer:.3g}"
-        vcpus = hosts.count * hosts.instance.capacity
-        text += f", on {vcpus_words(vcpus)}: {ms(used / free_vcpus(work, hosts))}"
+        text += f", on {vcpus_words(work.vcpus)}: {ms(work.terms['cpu'])}"
         if self.bottleneck == "cpu":
             return "yes", text
         return "no", f"{text}: the limit is {limit_words(self.bottleneck)}"

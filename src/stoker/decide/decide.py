@@ -12,7 +12,7 @@ from stoker.catalog import Catalog, Instance
 from stoker.decide.advice import advice_of, fix_first, warnings_of
 from stoker.decide.choose import Case, choose
 from stoker.decide.elsewhere import TakeAs, of_the_training, profiled_type, taken_as
-from stoker.decide.model import Work, parts_on
+from stoker.decide.model import Work
 from stoker.decide.price import Space, check_constraints, todays_plan, with_profiled
 from stoker.decide.search import named, searched
 from stoker.decide.work import measure, today_of
@@ -199,7 +199,7 @@ def _space(inputs: DecisionInputs) -> tuple[Space, TakenElsewhere | None]:
 def _bottleneck(work: Work) -> Bottleneck:
     if work.unexplained:
         return "unexplained"
-    bottleneck = parts_on(work, work.todays).bottleneck
+    bottleneck = work.bottleneck
     if work.launch_share and bottleneck in ("accelerator", "none"):
         return "launch"
     return bottleneck

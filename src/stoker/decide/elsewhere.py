@@ -6,7 +6,6 @@ else not known: then nothing is recommended. Each of these adds a doubt, so no b
 on the profiled host. The same type at a speed of 1 changes only the band.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -97,86 +96,87 @@ def taken_as(
     """
     source = work.reference
     is_same = target.type == source.type
-    had = profile.host.accelerators
-    had_accelerators = source.accelerators > 0 if had is None else had > 0
     speed, speed_source = _cpu_speed(profile, source, target, speeds)
     taken = TakenElsewhere(
         profiled_on=source.type,
         taken_as=target.type,
-        accelerator_step_source=_step_source(source, target, given, had_accelerators),
+        accelerator_step_source=_step_source(source, target, given),
         cpu_speed=speed,
         cpu_speed_source=speed_source,
     )
-    doubts = [*work.doubts, *_doubts(work, taken)]
-    # What was tried, and the programs that ran beside it, are those of the profiled hosts alone.
-    rates = work.parts.rates if is_same else {}
-    others = work.parts.others_vcpus if is_same else 0.0
-    parts = replace(work.parts, rates=rates, others_vcpus=others, wait_seconds=None)
-    known = work.corrected
-    reserved = work.reserved_vcpus
+    doubts = [
+        Doubt(
+            width=_ELSEWHERE,
+            text=f"profile taken elsewhere: on {source.type}, not on {target.type}",
+        )
+    ]
+    if width := _SPEED_WIDTHS[speed_source]:
+        text = f"{_speed_words(taken)}, {_SPEED_WORDS[speed_source]}"
+        doubts.append(Doubt(width=width, text=text))
+    if not is_same and work.shared_seconds:
+        text = "what loader workers share is taken to be as in the profile"
+        doubts.append(Doubt(width=_STORAGE_WIDTH, text=text))
+    factors = dict(work.factors)
     unexplained = work.unexplained
-    if taken.accelerator_step_source in ("given", "unknown"):
+    accelerator = work.accelerator_seconds
+    if taken.accelerator_step_source == "cpu":
+        accelerator /= speed
+    elif taken.accelerator_step_source != "profile":
         # The correction was for another accelerator's step.
-        known = tuple(limit for limit in known if limit != "accelerator")
-        seconds = given.accelerator_step_seconds or 0.0
-        # In seconds of the profiled CPUs, where the training computes on CPUs.
-        seconds *= 1.0 if target.accelerators else speed
-        parts = replace(parts, accelerator_seconds=seconds)
-    if target.accelerators and not had_accelerators:
+        factors.pop("accelerator", None)
+        accelerator = given.accelerator_step_seconds or 0.0
+    trainer = work.trainer_cpu_seconds / speed
+    turns = work.turns_cpu_seconds / speed
+    reserved = work.reserved_vcpus
+    if target.accelerators and not source.accelerators:
         # The trainer's CPU time was the training itself.
-        parts = replace(parts, trainer_cpu_seconds=0.0, turns_cpu_seconds=0.0)
+        trainer = turns = 0.0
         reserved = reserved_vcpus(target)
         text = "the trainer's own CPU use with an accelerator was not measured"
         doubts.append(Doubt(width=_TRAINER_WIDTH, text=text))
     if taken.accelerator_step_source == "unknown" and not unexplained:
         text = f"not measured: a step on {target.type} that never waits for data"
         unexplained = Unexplained(kind="not_measured", text=text)
+    loader = work.loader_cpu_seconds / speed
+    # Waiting takes as long as here.
+    waiting = max(0.0, work.parallel_seconds - work.loader_cpu_seconds)
+    wall = (work.parallel_seconds - waiting) / speed + waiting
     there = replace(
         work,
-        parts=parts,
         reference=target,
-        cpu_speed=speed,
         processes=processes,
-        shards=-(-work.shards * processes // work.processes),
-        receive_cpu_seconds=work.receive_cpu_seconds / speed,
+        wait_seconds=None,
+        accelerator_seconds=accelerator,
+        neighbour_seconds=work.neighbour_seconds * source.capacity / target.capacity / speed,
+        loader_cpu_seconds=loader,
+        loader_wall_seconds=wall + (work.loader_wall_seconds - work.parallel_seconds) * is_same,
+        trainer_cpu_seconds=trainer,
+        turns_cpu_seconds=turns,
+        # What was tried, and the programs that ran beside it, are those of the profiled hosts.
+        rates=work.rates if is_same else {},
+        others_vcpus=work.others_vcpus if is_same else 0.0,
         reserved_vcpus=reserved,
-        corrected=known,
-        doubts=tuple(doubts),
+        factors=factors,
+        doubts=(*work.doubts, *doubts),
         unexplained=unexplained,
     )
-    if work.epochs and work.epochs.start and (here := work.worker_seconds(source)):
-        start = work.epochs.start.scaled(there.worker_seconds(target) / here)
+    if work.epochs and work.epochs.start and work.parallel_seconds:
+        start = work.epochs.start.scaled(wall / work.parallel_seconds)
         there = replace(there, epochs=msgspec.structs.replace(work.epochs, start=start))
     step = estimate(there, there.todays).step_seconds
-    bare = replace(there, correction=1.0, corrected=())
-    there = replace(
-        there,
-        parts=replace(parts, measured_seconds=step),
-        step_seconds=step,
-        parts_seconds=estimate(bare, bare.todays).step_seconds,
-    )
-    return there, taken
+    return replace(there, measured_seconds=step), taken
 
 
 def taken_words(taken: TakenElsewhere) -> str:
     """Returns how a profile was scaled to another type."""
     return (
         f"Profile taken elsewhere: on {taken.profiled_on}. Today's type is {taken.taken_as}, where "
-        f"nothing was measured: a vCPU there counts {as_fast(taken.cpu_speed)} as one of "
-        f"{taken.profiled_on}, {_SPEED_WORDS[taken.cpu_speed_source]}."
+        f"nothing was measured: {_speed_words(taken)}, {_SPEED_WORDS[taken.cpu_speed_source]}."
     )
 
 
-def _doubts(work: Work, taken: TakenElsewhere) -> Iterator[Doubt]:
-    """Yields what is taken to be there as it is here, or by a speed that is not measured."""
-    here, there = taken.profiled_on, taken.taken_as
-    yield Doubt(width=_ELSEWHERE, text=f"profile taken elsewhere: on {here}, not on {there}")
-    if width := _SPEED_WIDTHS[taken.cpu_speed_source]:
-        text = f"a vCPU of {there} is taken to be {as_fast(taken.cpu_speed)} as one of {here}, "
-        yield Doubt(width=width, text=f"{text}{_SPEED_WORDS[taken.cpu_speed_source]}")
-    if here != there and work.parts.shared_seconds:
-        text = "what loader workers share is taken to be as in the profile"
-        yield Doubt(width=_STORAGE_WIDTH, text=text)
+def _speed_words(taken: TakenElsewhere) -> str:
+    return f"a vCPU there counts {as_fast(taken.cpu_speed)} as one of {taken.profiled_on}"
 
 
 def _cpu_speed(
@@ -197,12 +197,10 @@ def _cpu_speed(
     return there / here, name
 
 
-def _step_source(
-    source: Instance, target: Instance, given: TakeAs, had_accelerators: bool
-) -> AcceleratorStepSource:
+def _step_source(source: Instance, target: Instance, given: TakeAs) -> AcceleratorStepSource:
     if given.accelerator_step_seconds is not None:
         return "given"
-    if not target.accelerators and not had_accelerators:
+    if not target.accelerators and not source.accelerators:
         return "cpu"
     is_same = (target.accelerator_model, target.accelerators) == (
         source.accelerator_model,

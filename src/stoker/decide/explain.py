@@ -8,7 +8,7 @@ from stoker.decide.choose import (
     step_time_words,
 )
 from stoker.decide.elsewhere import taken_words
-from stoker.decide.parts import limit_words
+from stoker.decide.model import limit_words
 from stoker.decide.price import ASKED_FOR, Ranking, cores, error_band
 from stoker.records import Decision, Plan, Predicted, Prices, plan_in_words
 from stoker.units import (

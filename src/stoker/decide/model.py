@@ -1,32 +1,55 @@
 """The cost model: how long a global step takes on a cluster.
 
-Hosts that load alone have the terms of `parts.Parts`. With data hosts, `terms` has a share x of the
-batches made there, and `estimate` takes the x for which the largest term is smallest:
+With a share x of the batches made on data hosts each limit has a time, and the largest sets the
+pace; `estimate` takes the x for which that is smallest:
 
     t = max( g + n (1-x),                                   accelerator
-             ((1-x) c + (1-x/2) turns + trainer + x receive) / V,   cpu of the dnn hosts
+             ((1-x) (c + turns) + x (turns/2 + recv) + trainer) / V,   cpu of the dnn hosts
              x c / (eta sum n_h (V_h - q_h) s_h),           cpu of the data hosts
              B + wall / workers,                            latency, dnn and data hosts
              net(x), recv(x), storage(x) )
 
-s: CoreMark per vCPU over the profiled host's; q_h: one vCPU for the agent on data hosts with 8 or
-more; eta: efficiency of data hosts. The waiting part of worker-seconds takes as long anywhere: eta
-and s apply to the rest. Every term is linear in x, so the exact minimum is at an end or where two
-lines cross. Without accelerators the accelerator-only step is CPU work itself and becomes faster
-with the CPU. Pure.
+and g + wall / ranks if the trainer loads without workers. g: accelerator-only step; n: what busy
+workers on the same cores add to it, as kernels are launched late; c: CPU-seconds of loading; turns:
+what the measured step used beyond loading and training apart, as both compete for cores and caches
+(a trainer on one core with its worker used 1.1 to 1.4 times its CPU alone); V: vCPUs that other
+programs leave; s: CoreMark per vCPU over the profiled host's; q_h: one vCPU for the agent on data
+hosts with 8 or more; eta: efficiency of data hosts. The waiting part of worker-seconds takes as
+long anywhere: eta and s apply to the rest. Without accelerators the accelerator-only step is CPU
+work itself and becomes faster with the CPU.
+
+B is the time for what workers share; neither workers nor hosts reduce it, unless each host has a
+separate storage. Every term is linear in x, so the exact minimum is at an end or where two lines
+cross. Whether more workers would be faster is asked in one place, `more_workers`. Pure.
 """
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Literal
 
 from stoker.catalog import Instance
-from stoker.decide.parts import COMPUTES, LIMITS, Parts, largest_of
-from stoker.records import EpochTimes, Limit, Storage
+from stoker.records import Bottleneck, EpochTimes, Limit, Storage
 from stoker.records.profile import LEAST_FREE
+from stoker.units import wait_share
 
+# Worker-seconds over CPU-seconds above which a loader waits for something.
+WAITS = 1.25
+# Worker-seconds over CPU-seconds below which a worker only computes, as repeated measurements say.
+_COMPUTES = 1.1
+# For a loader that waits: more workers than vCPUs help, but each costs memory.
+MOST_WORKERS_PER_VCPU = 4
+# A step that is shorter by less is no gain: two profiles of one training run differ by as much.
+LEAST_GAIN = 0.05
+# More workers that loaded less faster than this, when they were tried, are no remedy.
+_FASTER = 1.1
+# A loader that alone delivers a batch in less of a step is not what steps wait for.
+_MIN_LOADING = 0.6
+# Workers over those busy at the predicted step, for jitter.
+_SPARE = 1.1
+# If loading is shared: step over the best one for which the fewest workers are taken.
+_NEAR_BEST = 1.05
 # CPU efficiency of data hosts after network and serialisation: alone, and where dnn hosts make
 # batches too, so that batches come in order from hosts of different pace. Calibrated on the
 # published runs on p3 (alone) and p4d (both), see tests/keel/test_decide_published.py; a dedicated
@@ -40,120 +63,35 @@ _MANY_HOSTS = 8
 # CPU-seconds without loading: 1.0 to 1.1 times with all batches made elsewhere, 1.1 to 1.4 times
 # with a local worker.
 _TURNS_LEFT = 0.5
+# CPU-seconds a byte of the feed's receive side: benchmarks/feed.py measures 0.38 to 0.65 e-9.
+_RECEIVE_CPU_PER_BYTE = 0.5e-9
 # Share of a network interface's nominal rate that a feed reaches.
 _NETWORK_EFFICIENCY = 0.7
 # Below this much of a host's vCPUs the trainer's reserve is not believed.
-_LEAST_FREE = 1 / 8
+_LEAST_UNRESERVED = 1 / 8
 # A prediction never goes below this fraction of today's step: it would rest on no term at all.
 _LEAST_STEP = 1e-3
 # What loading on the dnn hosts is limited by.
 LOADING: tuple[Limit, ...] = ("cpu", "latency")
+# Of equal terms the first is named as the limit.
+_LIMITS: tuple[Limit, ...] = ("cpu", "accelerator", "latency", "network", "receive", "storage")
+_WORDS: Mapping[Bottleneck | Limit, str] = {
+    "cpu": "the CPU",
+    "workers": "too few loader workers",
+    "latency": "what each loader worker waits for (latency)",
+    "accelerator": "the accelerator",
+    "launch": "the script's own thread, which launches the GPU's work",
+    "storage": "the storage or network, which all workers share",
+    "network": "the network",
+    "receive": "receiving the batches",
+    "none": "the training itself: loading costs nothing",
+    "unexplained": "not explained",
+}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Doubt:
-    """Something that was not measured; `width` is the relative error it may add."""
-
-    width: float
-    text: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unexplained:
-    """Why a profile supports no recommendation.
-
-    Attributes:
-        kind: not_measured: a part is missing; other_programs: they made it too noisy;
-            contradiction: its parts miss the step.
-    """
-
-    kind: Literal["not_measured", "other_programs", "contradiction"]
-    text: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
-    """The work of one global step, in CPU-seconds of the profiled host.
-
-    Attributes:
-        parts: Of today's hosts, with today's workers.
-        reference: Today's type, with the measured vCPUs and accelerators.
-        cpu_speed: Speed of its vCPUs over the profiled ones.
-        processes: Trainer processes of one host, as they are launched; a script may start more.
-        num_workers: Loader workers of one host; None: not known.
-        step_seconds: Today's step.
-        batch_bytes: Bytes of a global batch; 0: not known.
-        receive_cpu_seconds: The feed's receive side for a whole global batch, all ranks.
-        reserved_vcpus: vCPUs of one host for the trainer, where its CPU-seconds are not known.
-        storage: per_host: each host has a separate storage rate; unknown counts as shared.
-        shards: Shards of the stream over all ranks, which limit the busy workers; 0: no limit.
-        launch_share: Share of the accelerator's step in which no kernel runs, though no batch is
-            waited for: the script launches them too slowly.
-        epochs: Time beyond the usual steps of whole epochs.
-        others_width: Relative error from other programs.
-        is_checked: The profile was checked against its own parts.
-        parts_seconds: The step that the parts give.
-        correction: Measured step over `parts_seconds`.
-        corrected: The limits that the correction applies to: those that bind today.
-    """
-
-    parts: Parts
-    reference: Instance
-    cpu_speed: float = 1.0
-    processes: int
-    num_workers: int | None
-    step_seconds: float
-    batch_bytes: float = 0.0
-    receive_cpu_seconds: float = 0.0
-    reserved_vcpus: float = 0.0
-    storage: Storage = "unknown"
-    shards: int = 0
-    launch_share: float = 0.0
-    global_batch_size: int | None = None
-    epochs: EpochTimes | None = None
-    doubts: tuple[Doubt, ...] = ()
-    unexplained: Unexplained | None = None
-    others_width: float = 0.0
-    is_checked: bool = False
-    parts_seconds: float = 0.0
-    correction: float = 1.0
-    corrected: tuple[Limit, ...] = ()
-
-    @property
-    def hosts(self) -> int:
-        return self.parts.hosts
-
-    @property
-    def has_own_storage(self) -> bool:
-        return self.storage == "per_host"
-
-    @property
-    def todays(self) -> "Cluster":
-        """Today's hosts with today's workers."""
-        dnn = Hosts(instance=self.reference, count=self.hosts, workers=self.num_workers)
-        return Cluster(dnn=dnn, processes=self.processes)
-
-    def factor(self, limit: Limit) -> float:
-        """Returns the factor on a model term with which today's cluster gives today's step."""
-        return self.correction if limit in self.corrected else 1.0
-
-    def speed(self, instance: Instance) -> float:
-        """Returns the speed of a vCPU of the type over the profiled one's."""
-        there = instance.coremark_per_vcpu
-        here = self.reference.coremark_per_vcpu
-        return self.cpu_speed * there / here if there and here else self.cpu_speed
-
-    def shared_on(self, hosts: int) -> float:
-        """Returns the seconds for what workers share: so many hosts divide separate storages."""
-        divided = self.parts.hosts / hosts if self.has_own_storage else 1.0
-        return self.parts.shared_seconds * divided
-
-    def worker_seconds(self, instance: Instance, *, efficiency: float = 1.0) -> float:
-        """Returns worker-seconds of loading on a type, without what the workers share."""
-        # A faster CPU shortens only the computing, not waiting for reads or services.
-        parallel = self.parts.parallel_seconds
-        waiting = max(0.0, parallel - self.parts.loader_cpu_seconds)
-        return (parallel - waiting) / (self.speed(instance) * efficiency) + waiting
+def limit_words(limit: Bottleneck | Limit) -> str:
+    """Returns a limit as text, the same in profile, decision and report."""
+    return _WORDS[limit]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,6 +134,363 @@ class Cluster:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Doubt:
+    """Something that was not measured; `width` is the relative error it may add."""
+
+    width: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unexplained:
+    """Why a profile supports no recommendation.
+
+    Attributes:
+        kind: not_measured: a part is missing; other_programs: they made it too noisy;
+            contradiction: its parts miss the step.
+    """
+
+    kind: Literal["not_measured", "other_programs", "contradiction"]
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """The work of one global step, all ranks and hosts together, and today's cluster.
+
+    Attributes:
+        reference: Today's type, with the measured vCPUs and accelerators.
+        processes: Trainer processes of one host, as they are launched; a script may start more.
+        ranks: Trainer processes of all hosts.
+        num_workers: Loader workers of one host, 0: the trainer loads; None: not known.
+        measured_seconds: Today's step.
+        wait_seconds: Part of it that waits for data; None: not known.
+        accelerator_seconds: Trainer's step with data at hand, with its all-reduce.
+        neighbour_seconds: What loading on the same cores adds to it.
+        loader_cpu_seconds: CPU-seconds of loading and augmenting.
+        loader_wall_seconds: Worker-seconds of loading with the fewest workers.
+        hidden_seconds: Of these, without workers, what passes while the accelerator computes.
+        trainer_cpu_seconds: CPU-seconds of the trainer processes.
+        turns_cpu_seconds: CPU-seconds of a step beyond loading and training alone; may be negative.
+        shared_seconds: Time for what workers share, with any number of them.
+        rates: Global batches per second of the loader alone, by the workers that were tried.
+        others_vcpus: vCPUs that other programs used.
+        reserved_vcpus: vCPUs of one host for the trainer, where its CPU-seconds are not known.
+        batch_bytes: Bytes of a global batch; 0: not known.
+        storage: per_host: each host has a separate storage rate; unknown counts as shared.
+        shards: Shards of the stream over all ranks, which limit the busy workers; 0: no limit.
+        launch_share: Share of the accelerator's step in which no kernel runs, though no batch is
+            waited for: the script launches them too slowly.
+        epochs: Time beyond the usual steps of whole epochs.
+        others_width: Relative error from other programs.
+        is_checked: The profile was checked against its own parts.
+        factors: Factor on a limit's term with which today's cluster gives today's step.
+    """
+
+    reference: Instance
+    hosts: int = 1
+    processes: int = 1
+    ranks: int = 1
+    num_workers: int | None = None
+    measured_seconds: float
+    wait_seconds: float | None = None
+    accelerator_seconds: float = 0.0
+    neighbour_seconds: float = 0.0
+    loader_cpu_seconds: float = 0.0
+    loader_wall_seconds: float = 0.0
+    hidden_seconds: float = 0.0
+    trainer_cpu_seconds: float = 0.0
+    turns_cpu_seconds: float = 0.0
+    shared_seconds: float = 0.0
+    rates: Mapping[int, float] = field(default_factory=dict)
+    others_vcpus: float = 0.0
+    reserved_vcpus: float = 0.0
+    batch_bytes: float = 0.0
+    storage: Storage = "unknown"
+    shards: int = 0
+    launch_share: float = 0.0
+    global_batch_size: int | None = None
+    epochs: EpochTimes | None = None
+    doubts: tuple[Doubt, ...] = ()
+    unexplained: Unexplained | None = None
+    others_width: float = 0.0
+    is_checked: bool = False
+    factors: Mapping[Limit, float] = field(default_factory=dict)
+
+    @property
+    def todays(self) -> Cluster:
+        """Today's hosts with today's workers."""
+        dnn = Hosts(instance=self.reference, count=self.hosts, workers=self.num_workers)
+        return Cluster(dnn=dnn, processes=self.processes)
+
+    @property
+    def workers(self) -> int:
+        """Loader workers of today's hosts."""
+        return self.todays.dnn.all_workers
+
+    @property
+    def vcpus(self) -> float:
+        """vCPUs of today's hosts."""
+        return self.hosts * self.reference.capacity
+
+    @property
+    def terms(self) -> dict[Limit, float]:
+        """Seconds of today's step by each limit, as the parts give them."""
+        return terms(self, self.todays)
+
+    @property
+    def step_seconds(self) -> float:
+        """Today's step, as the parts give it."""
+        # Where no term is known the step would be 0, and a speed-up without end.
+        return max(*self.terms.values(), self.measured_seconds * _LEAST_STEP)
+
+    @property
+    def parallel_seconds(self) -> float:
+        """Worker-seconds that more workers divide among them."""
+        fewest = min(self.rates, default=0)
+        return max(0.0, self.loader_wall_seconds - fewest * self.shared_seconds)
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether workers wait longer for what they share than for their own batches."""
+        return self.shared_seconds > self.parallel_seconds / max(1, self.workers)
+
+    @property
+    def waits(self) -> bool:
+        """Whether a worker mostly waits for its own reads when it does not compute."""
+        return self.parallel_seconds > WAITS * self.loader_cpu_seconds
+
+    @property
+    def waited_share(self) -> float:
+        """Share of today's step that waits for data; 1 if that is not known."""
+        if self.wait_seconds is None:
+            return 1.0
+        return wait_share(step_seconds=self.measured_seconds, wait_seconds=self.wait_seconds)
+
+    @property
+    def lost_share(self) -> float:
+        """Share of today's step that steps without loading would save; 1 if that is not known."""
+        if self.wait_seconds is None:
+            return 1.0
+        return lost_share(
+            step_seconds=self.measured_seconds,
+            wait_seconds=self.wait_seconds,
+            accelerator_seconds=self.accelerator_seconds + self.neighbour_seconds,
+        )
+
+    @property
+    def bottleneck(self) -> Bottleneck:
+        """Bottleneck of today's step, the same in profile, decide and report."""
+        if self.loader_cpu_seconds == 0 and self.loader_wall_seconds == 0:
+            return "none"
+        seconds = self.terms
+        if min(self.waited_share, self.lost_share) < LEAST_GAIN:
+            # No batch is waited for: only the CPU, which loading shares, slows the steps.
+            is_cpu = seconds["cpu"] > seconds["accelerator"]
+            return "cpu" if is_cpu and self.lost_share >= LEAST_GAIN else "accelerator"
+        limit = _largest(seconds)
+        if limit == "latency" and more_workers(self) is None:
+            # No more workers would help: the limit is the one that would hold with them.
+            enough = tuned(self, self.todays)
+            workers = max(enough.dnn.workers or 0, self.workers // self.hosts)
+            limit = _largest(terms(self, enough.with_workers(workers)))
+            if limit == "latency" and not (self.waits and self.workers):
+                # A worker that computes all the time needs a core.
+                return "cpu"
+        if limit == "latency" and not (self.waits and self.workers):
+            return "workers"
+        return "network" if limit == "receive" else limit
+
+    def speed(self, instance: Instance) -> float:
+        """Returns the speed of a vCPU of the type over the profiled one's."""
+        there = instance.coremark_per_vcpu
+        here = self.reference.coremark_per_vcpu
+        return there / here if there and here else 1.0
+
+    def shared_on(self, hosts: int) -> float:
+        """Returns the seconds for what workers share: so many hosts divide separate storages."""
+        return self.shared_seconds * (self.hosts / hosts if self.storage == "per_host" else 1.0)
+
+    def worker_seconds(self, instance: Instance, *, efficiency: float = 1.0) -> float:
+        """Returns worker-seconds of loading on a type, without what the workers share."""
+        # A faster CPU shortens only the computing, not waiting for reads or services.
+        waiting = max(0.0, self.parallel_seconds - self.loader_cpu_seconds)
+        computing = self.parallel_seconds - waiting
+        return computing / (self.speed(instance) * efficiency) + waiting
+
+    def free_vcpus(self, hosts: Hosts) -> float:
+        """Returns the vCPUs of all dnn hosts that the trainer leaves, in those of today's type."""
+        instance = hosts.instance
+        reserved = self.reserved_vcpus
+        # One trainer process per accelerator.
+        if self.reference.accelerators:
+            reserved *= instance.accelerators / self.reference.accelerators
+        # Other programs that ran on today's hosts are assumed on all hosts of that type.
+        if instance.type == self.reference.type:
+            reserved += self.others_vcpus / self.hosts
+        # A reserve is a guess and may not take nearly all vCPUs; measured programs may.
+        least = _LEAST_UNRESERVED if self.reserved_vcpus else LEAST_FREE
+        free = max(instance.capacity - reserved, instance.capacity * least)
+        return hosts.count * free * self.speed(instance)
+
+
+def lost_share(*, step_seconds: float, wait_seconds: float, accelerator_seconds: float) -> float:
+    """Returns the share of a step that steps without loading would save.
+
+    Loading that competes with the training for CPUs costs more than the wait; a difference of
+    less than `LEAST_GAIN` between the two is noise.
+    """
+    waited = wait_share(step_seconds=step_seconds, wait_seconds=wait_seconds)
+    lost = 1 - accelerator_seconds / step_seconds
+    return lost if lost > waited + LEAST_GAIN else waited
+
+
+def _largest(seconds: Mapping[Limit, float]) -> Limit:
+    # Two terms that are equal but for their last digits are one limit: the first.
+    largest = max(seconds.values())
+    return next(name for name in _LIMITS if seconds[name] >= largest * (1 - 1e-9))
+
+
+# The cost function.
+
+# A limit, and the seconds of a step by it with no batch and with all batches made on data hosts.
+_Line = tuple[Limit, float, float]
+
+
+def terms(work: Work, cluster: Cluster, x: float = 0.0) -> dict[Limit, float]:
+    """Returns the seconds of a step by each limit, with a share `x` of batches on data hosts."""
+    return _at(_lines(work, cluster, is_alone=x == 1), x)
+
+
+def _at(lines: Sequence[_Line], x: float) -> dict[Limit, float]:
+    seconds = dict.fromkeys(_LIMITS, 0.0)
+    for limit, at_none, at_all in lines:
+        # Exact at both ends, so that a term that is flat stays flat.
+        seconds[limit] = max(seconds[limit], at_none * (1 - x) + at_all * x)
+    return seconds
+
+
+def _lines(work: Work, cluster: Cluster, *, is_alone: bool) -> list[_Line]:
+    return [*_local_lines(work, cluster), *_remote_lines(work, cluster, is_alone=is_alone)]
+
+
+def _local_lines(work: Work, cluster: Cluster) -> Iterator[_Line]:
+    """Yields what limits the dnn hosts."""
+    dnn = cluster.dnn
+    speed = work.speed(dnn.instance)
+    workers = busy_workers(work, cluster)[0]
+    # The global batch stays: N replicas divide it, and each further one is worth `scaling`.
+    pace = cluster.replicas * (cluster.scaling if cluster.replicas > 1 else 1.0)
+    # Without accelerators the step is CPU work, which a faster CPU shortens.
+    if not dnn.instance.accelerators:
+        pace *= speed
+    step = work.accelerator_seconds / pace
+    # On more cores the same loading is less in the way.
+    vcpus = dnn.count * dnn.instance.capacity * speed
+    yield "accelerator", step + work.neighbour_seconds / pace * work.vcpus / vcpus, step
+    turns = work.turns_cpu_seconds
+    if work.num_workers is not None and workers > work.workers:
+        # With idle cores today's workers used less CPU than with all of them busy.
+        turns = max(0.0, turns)
+    here = work.loader_cpu_seconds + work.trainer_cpu_seconds + turns
+    there = max(0.0, work.trainer_cpu_seconds + _TURNS_LEFT * turns)
+    free = work.free_vcpus(dnn)
+    yield "cpu", here / free, (there + _receive_seconds(work)) / free
+    parallel = work.worker_seconds(dnn.instance)
+    shared = work.shared_on(dnn.count)
+    if workers:
+        divided = parallel / workers
+        # One time, named for its remedy: of what they share, more workers get no more.
+        name: Limit = "storage" if shared > divided else "latency"
+        yield name, shared + divided, _shared_elsewhere(work, cluster)
+    elif not cluster.data:
+        loading = (parallel + min(work.rates, default=0) * shared) / _ranks_on(work, cluster)
+        yield "latency", step + max(0.0, loading - work.hidden_seconds), 0.0
+
+
+def _remote_lines(work: Work, cluster: Cluster, *, is_alone: bool) -> Iterator[_Line]:
+    """Yields what limits the data hosts and the way from them.
+
+    Args:
+        work: The work of a step.
+        cluster: The hosts.
+        is_alone: Data hosts make all batches, and need not keep an order with local workers.
+    """
+    number = sum(hosts.count for hosts in cluster.data)
+    if not number:
+        return
+    beyond = max(0, number - _MANY_HOSTS)
+    worth = _EFFICIENCY if is_alone else _EFFICIENCY_MIXED
+    worth *= (number - beyond + _WORTH_BEYOND * beyond) / number
+    cpu = 0.0
+    rate = 0.0
+    for hosts in cluster.data:
+        # The agent encrypts and sends: it takes one vCPU of a large host, else it shares.
+        vcpus = hosts.instance.capacity - (1 if hosts.instance.capacity >= 8 else 0)
+        cpu += hosts.count * worth * vcpus * work.speed(hosts.instance)
+        if seconds := work.worker_seconds(hosts.instance, efficiency=worth):
+            rate += max(hosts.all_workers, hosts.count) / seconds
+    rate *= busy_workers(work, cluster)[1] / _remote_workers(cluster)
+    yield "cpu", 0.0, work.loader_cpu_seconds / cpu
+    # One thread of a rank receives: more vCPUs do not help it.
+    yield "receive", 0.0, _receive_seconds(work) / _ranks_on(work, cluster)
+    for group in ((cluster.dnn,), cluster.data):
+        # An unknown rate is no limit.
+        gbps = sum(hosts.count * (hosts.instance.sustained_gbps or math.inf) for hosts in group)
+        yield "network", 0.0, work.batch_bytes * 8 / (_NETWORK_EFFICIENCY * gbps * 1e9)
+    shared = work.shared_on(number)
+    divided = 1 / rate if rate else 0.0
+    elsewhere = _shared_elsewhere(work, cluster)
+    yield "storage" if shared > divided else "latency", elsewhere, shared + divided
+
+
+def _shared_elsewhere(work: Work, cluster: Cluster) -> float:
+    """Returns what the batches of other hosts take of a host's storage."""
+    # Shared storage takes the same time for each reader, wherever a batch is made. Separate
+    # storages are needed only for a host's own batches.
+    return work.shared_seconds if cluster.data and work.storage != "per_host" else 0.0
+
+
+def _receive_seconds(work: Work) -> float:
+    return _RECEIVE_CPU_PER_BYTE * work.batch_bytes
+
+
+def _ranks_on(work: Work, cluster: Cluster) -> int:
+    launched = work.hosts * work.processes
+    return max(1, round(cluster.dnn.count * cluster.processes * work.ranks / launched))
+
+
+def _remote_workers(cluster: Cluster) -> int:
+    # A data host has one worker at least.
+    return sum(max(hosts.count, hosts.all_workers) for hosts in cluster.data)
+
+
+def shards_on(work: Work, cluster: Cluster) -> int:
+    """Returns the stream's shards, as many per rank as today; 0: no limit.
+
+    One worker makes a shard, so no more workers can be busy on all hosts together.
+    """
+    if not work.shards:
+        return 0
+    ranks = work.hosts * work.processes
+    return max(1, round(work.shards * cluster.dnn.count * cluster.processes / ranks))
+
+
+def busy_workers(work: Work, cluster: Cluster) -> tuple[int, int]:
+    """Returns the workers of the dnn hosts and of the data hosts that can be busy."""
+    local = cluster.dnn.all_workers
+    remote = _remote_workers(cluster)
+    if cluster.data and (shards := shards_on(work, cluster)):
+        # As the feed assigns shards: to a data host while one has a free worker.
+        remote = min(remote, shards)
+        local = min(local, shards - remote)
+    return local, remote
+
+
+# The estimate.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
     """The model's figures for a cluster.
 
@@ -213,39 +508,49 @@ class Estimate:
     accelerator_seconds: float
 
 
-# A term's limit, and its seconds with no batch and with all batches made on data hosts.
-_Line = tuple[Limit, float, float]
-
-
 def estimate(work: Work, cluster: Cluster) -> Estimate:
     """Estimates how long a global step of `work` takes on `cluster`."""
+    factors = dict(work.factors)
     if work.num_workers == 0 and (cluster.dnn.workers != 0 or cluster.data):
         # A main process loads with more threads than a worker has: its factor is not theirs.
-        corrected = tuple(limit for limit in work.corrected if limit != "latency")
-        work = replace(work, corrected=corrected)
-    parts = parts_on(work, cluster)
-    share = _best_share(work, cluster, parts)
-    seconds = terms(work, cluster, share, parts=parts)
-    largest = largest_of(seconds)
-    limit = largest
-    if cluster.data:
+        factors.pop("latency", None)
+
+    def lines(*, is_alone: bool) -> list[_Line]:
+        return [
+            (limit, at_none * factors.get(limit, 1.0), at_all * factors.get(limit, 1.0))
+            for limit, at_none, at_all in _lines(work, cluster, is_alone=is_alone)
+        ]
+
+    share = 0.0
+    local, remote = busy_workers(work, cluster)
+    if cluster.data and not local:
+        share = 1.0
+    elif cluster.data and work.shards:
+        # All shards give the same number of batches.
+        share = remote / (local + remote)
+    elif cluster.data:
+        mixed = lines(is_alone=False)
+        share = _best_share(mixed)
+        # The efficiency jumps where the data hosts make all batches.
+        if _slowest(lines(is_alone=True), 1.0) < _slowest(mixed, share):
+            share = 1.0
+    chosen = lines(is_alone=share == 1)
+    seconds = _at(chosen, share)
+    largest = limit = _largest(seconds)
+    is_todays = cluster.dnn == work.todays.dnn and cluster.replicas == 1
+    if is_todays and not cluster.data:
+        # Under the name that the bottleneck has, where it is one of the terms.
+        bottleneck = "latency" if work.bottleneck == "workers" else work.bottleneck
+        limit = next((name for name in _LIMITS if name == bottleneck), limit)
+    elif limit == "latency" and not work.waits:
         # Workers that compute all the time need the CPU: the two terms differ by noise.
-        if limit == "latency" and not work.parts.waits:
-            limit = "cpu" if seconds["cpu"] * COMPUTES >= seconds["latency"] else limit
-    elif limit == "latency" or parts.measured_seconds:
-        # Under the name that the bottleneck of these hosts has.
-        bottleneck = parts.bottleneck
-        if bottleneck == "workers":
-            limit = "latency"
-        elif bottleneck in ("cpu", "accelerator", "latency", "storage"):
-            limit = bottleneck
+        limit = "cpu" if seconds["cpu"] * _COMPUTES >= seconds["latency"] else limit
     # CPU and workers are one limit where loading does not wait.
-    is_one = limit in LOADING and not work.parts.waits
-    same = LOADING if is_one else (limit,)
-    second = max((name for name in LIMITS if name not in same), key=seconds.__getitem__)
-    # Where no term is known the step would be 0, and the speed-up without end.
-    step = max(seconds[largest], work.step_seconds * _LEAST_STEP)
-    accelerator = parts.accelerator_seconds * work.factor("accelerator")
+    same = LOADING if limit in LOADING and not work.waits else (limit,)
+    second = max((name for name in _LIMITS if name not in same), key=seconds.__getitem__)
+    step = max(seconds[largest], work.measured_seconds * _LEAST_STEP)
+    # With all batches made elsewhere nothing slows the accelerator.
+    accelerator = next(at_all for limit, _, at_all in chosen if limit == "accelerator")
     return Estimate(
         step_seconds=step,
         remote_share=share,
@@ -257,190 +562,8 @@ def estimate(work: Work, cluster: Cluster) -> Estimate:
     )
 
 
-def terms(
-    work: Work, cluster: Cluster, x: float, *, parts: Parts | None = None
-) -> dict[Limit, float]:
-    """Returns the seconds of a step by each limit, with a share `x` of batches on data hosts.
-
-    Args:
-        work: The work of a step.
-        cluster: The hosts.
-        x: Share of the batches that data hosts make.
-        parts: What the dnn hosts make alone, if it is known.
-    """
-    parts = parts or parts_on(work, cluster)
-    seconds = dict.fromkeys(LIMITS, 0.0)
-    for limit, at_none, at_all in _lines(work, cluster, parts, is_alone=x == 1):
-        # Exact at both ends, so that a term that is flat stays flat.
-        seconds[limit] = max(seconds[limit], at_none * (1 - x) + at_all * x)
-    # The trainer's thread takes a batch between two steps of the accelerator: its time is added.
-    # The feed has it ready.
-    floor = parts.accelerator_seconds + (0.0 if cluster.data else parts.receive_seconds)
-    floor += (1 - x) * parts.neighbour_seconds
-    seconds["accelerator"] = floor * work.factor("accelerator")
-    return seconds
-
-
-def shards_on(work: Work, cluster: Cluster) -> int:
-    """Returns the stream's shards, as many per rank as today; 0: no limit.
-
-    One worker makes a shard, so no more workers can be busy on all hosts together.
-    """
-    if not work.shards:
-        return 0
-    ranks = work.hosts * work.processes
-    return max(1, round(work.shards * cluster.dnn.count * cluster.processes / ranks))
-
-
-def _busy_workers(work: Work, cluster: Cluster) -> tuple[int, int]:
-    """Returns the workers of the dnn hosts and of the data hosts that can be busy."""
-    local = cluster.dnn.all_workers
-    # A data host has one worker at least.
-    remote = sum(max(hosts.count, hosts.all_workers) for hosts in cluster.data)
-    if shards := shards_on(work, cluster):
-        # As the feed assigns shards: to a data host while one has a free worker.
-        remote = min(remote, shards)
-        local = min(local, shards - remote)
-    return local, remote
-
-
-def _ranks_on(work: Work, cluster: Cluster) -> int:
-    launched = work.hosts * work.processes
-    return max(1, round(cluster.dnn.count * cluster.processes * work.parts.ranks / launched))
-
-
-def parts_on(work: Work, cluster: Cluster) -> Parts:
-    """Returns the parts of a step that the dnn hosts of a cluster make without data hosts."""
-    today = work.parts
-    dnn = cluster.dnn
-    instance = dnn.instance
-    speed = work.speed(instance)
-    # The global batch stays: N replicas divide it, and each further one is worth `scaling`.
-    step_speed = cluster.replicas
-    if cluster.replicas > 1:
-        step_speed *= cluster.scaling
-    # Without accelerators the step is CPU work, which a faster CPU shortens.
-    if not instance.accelerators:
-        step_speed *= speed
-    shared = work.shared_on(dnn.count)
-    is_todays = dnn == work.todays.dnn and cluster.replicas == 1 and not cluster.data
-    workers = _busy_workers(work, cluster)[0]
-    turns = today.turns_cpu_seconds
-    if work.num_workers is not None and workers > work.num_workers * today.hosts:
-        # As `Parts.with_workers`.
-        turns = max(0.0, turns)
-    vcpus = dnn.count * instance.capacity * speed
-    return replace(
-        today,
-        accelerator_seconds=today.accelerator_seconds / step_speed,
-        # On more cores the same loading is less in the way.
-        neighbour_seconds=today.neighbour_seconds / step_speed * today.vcpus / vcpus,
-        loader_wall_seconds=work.worker_seconds(instance) + today.fewest * shared,
-        turns_cpu_seconds=turns,
-        vcpus=vcpus,
-        others_vcpus=vcpus - free_vcpus(work, dnn),
-        workers=workers,
-        hosts=dnn.count,
-        ranks=_ranks_on(work, cluster),
-        shared_seconds=shared,
-        rates=today.rates if is_todays else {},
-        measured_seconds=today.measured_seconds if is_todays else 0.0,
-        wait_seconds=today.wait_seconds if is_todays else None,
-    )
-
-
-def free_vcpus(work: Work, hosts: Hosts) -> float:
-    """Returns the vCPUs of all dnn hosts that the trainer leaves, as vCPUs of the profiled type."""
-    instance = hosts.instance
-    reserved = work.reserved_vcpus
-    # One trainer process per accelerator.
-    if work.reference.accelerators:
-        reserved *= instance.accelerators / work.reference.accelerators
-    # Other programs that ran on today's hosts are assumed on all hosts of that type.
-    if instance.type == work.reference.type:
-        reserved += work.parts.others_vcpus / work.hosts
-    # A reserve is a guess and may not take nearly all vCPUs; measured programs may.
-    least = _LEAST_FREE if work.reserved_vcpus else LEAST_FREE
-    free = max(instance.capacity - reserved, instance.capacity * least)
-    return hosts.count * free * work.speed(instance)
-
-
-def _lines(work: Work, cluster: Cluster, parts: Parts, *, is_alone: bool) -> list[_Line]:
-    """Returns all terms but the accelerator's."""
-    if cluster.data:
-        lines = _remote_lines(work, cluster, parts, is_alone=is_alone)
-    else:
-        local = parts.terms
-        lines = ((name, local[name], 0.0) for name in ("cpu", "latency", "storage"))
-    return [
-        (limit, at_none * work.factor(limit), at_all * work.factor(limit))
-        for limit, at_none, at_all in lines
-    ]
-
-
-def _remote_lines(work: Work, cluster: Cluster, parts: Parts, *, is_alone: bool) -> Iterator[_Line]:
-    """Yields the terms from no batch made on the data hosts to all of them.
-
-    Args:
-        work: The work of a step.
-        cluster: With data hosts.
-        parts: What its dnn hosts make alone.
-        is_alone: Data hosts make all batches, and need not keep an order with local workers.
-    """
-    today = work.parts
-    data = cluster.data
-    number = sum(hosts.count for hosts in data)
-    beyond = max(0, number - _MANY_HOSTS)
-    worth = _EFFICIENCY if is_alone else _EFFICIENCY_MIXED
-    worth *= (number - beyond + _WORTH_BEYOND * beyond) / number
-    cpu = 0.0
-    rate = 0.0
-    for hosts in data:
-        # The agent encrypts and sends: it takes one vCPU of a large host, else it shares.
-        vcpus = hosts.instance.capacity - (1 if hosts.instance.capacity >= 8 else 0)
-        cpu += hosts.count * worth * vcpus * work.speed(hosts.instance)
-        if seconds := work.worker_seconds(hosts.instance, efficiency=worth):
-            rate += max(hosts.all_workers, hosts.count) / seconds
-    if work.shards:
-        able = _busy_workers(replace(work, shards=0), cluster)[1]
-        rate *= _busy_workers(work, cluster)[1] / able
-    training = today.trainer_cpu_seconds - today.receive_seconds * today.ranks
-    training += _TURNS_LEFT * today.turns_cpu_seconds
-    used = max(0.0, training) + work.receive_cpu_seconds
-    yield "cpu", parts.terms["cpu"], used / parts.free_vcpus
-    yield "cpu", 0.0, today.loader_cpu_seconds / cpu
-    # One thread of a rank receives: more vCPUs do not help it.
-    yield "receive", 0.0, work.receive_cpu_seconds / _ranks_on(work, cluster)
-    for group in ((cluster.dnn,), data):
-        yield "network", 0.0, _network_seconds(work, group)
-    # Shared storage takes the same time for each reader, wherever a batch is made: it is at both
-    # ends of each line. Separate storages are needed only for a host's own batches.
-    shared = work.shared_on(number)
-    elsewhere = 0.0 if work.has_own_storage else shared
-    if parts.workers:
-        local = parts.shared_seconds + parts.parallel_seconds / parts.workers
-        yield "storage" if parts.is_shared else "latency", local, elsewhere
-    divided = 1 / rate if rate else 0.0
-    yield "storage" if shared > divided else "latency", elsewhere, shared + divided
-
-
-def _network_seconds(work: Work, group: Sequence[Hosts]) -> float:
-    # An unknown rate is no limit.
-    gbps = sum(hosts.count * (hosts.instance.sustained_gbps or math.inf) for hosts in group)
-    return work.batch_bytes * 8 / (_NETWORK_EFFICIENCY * gbps * 1e9)
-
-
-def _best_share(work: Work, cluster: Cluster, parts: Parts) -> float:
-    """Returns the share of remote batches that makes the largest term the least."""
-    if not cluster.data:
-        return 0.0
-    local, remote = _busy_workers(work, cluster)
-    if local == 0:
-        return 1.0
-    if work.shards:
-        # All shards give the same number of batches.
-        return remote / (local + remote)
-    lines = _lines(work, cluster, parts, is_alone=False)
+def _best_share(lines: Sequence[_Line]) -> float:
+    """Returns the share of remote batches that makes the largest term of loading the least."""
     # The maximum of lines is convex: its minimum is at an end, or where a falling line crosses a
     # rising one. Two lines cross between the ends if their order there differs.
     shares = {0.0, 1.0}
@@ -449,12 +572,67 @@ def _best_share(work: Work, cluster: Cluster, parts: Parts) -> float:
         at_all = one_at_all - other_at_all
         if at_none * at_all < 0:
             shares.add(at_none / (at_none - at_all))
-    share = min(sorted(shares), key=lambda share: _largest(lines, share))
-    # The efficiency jumps where the data hosts make all batches.
-    alone = _lines(work, cluster, parts, is_alone=True)
-    return share if _largest(lines, share) <= _largest(alone, 1.0) else 1.0
+    return min(sorted(shares), key=lambda share: _slowest(lines, share))
 
 
-def _largest(lines: Sequence[_Line], share: float) -> float:
-    local = 1 - share
-    return max([at_none * local + at_all * share for _, at_none, at_all in lines])
+def _slowest(lines: Sequence[_Line], share: float) -> float:
+    # Where the accelerator sets the pace, loading is to leave it as much room as it can.
+    loading = [line for line in lines if line[0] != "accelerator"]
+    return max([at_none * (1 - share) + at_all * share for _, at_none, at_all in loading])
+
+
+# More loader workers: bottleneck, states, fixes, plans and their words all follow `more_workers`.
+
+
+def more_workers(work: Work) -> Cluster | None:
+    """Returns today's hosts with more loader workers, if that makes a step faster; else None.
+
+    A step is faster only by what it waits for data today. Neither a modelled step that the
+    measured one is shorter than, nor cores that are busy, nor a rate that was tried promises more.
+    """
+    better = tuned(work, work.todays)
+    if better.dnn.all_workers <= work.workers:
+        return None
+    if rate := work.rates.get(work.workers):
+        # One batch a step is needed: a loader that alone makes many more is not waited for.
+        if rate * work.measured_seconds * _MIN_LOADING > 1:
+            return None
+        # Nor are more workers a remedy that loaded hardly faster when they were tried.
+        if max(work.rates) > work.workers and max(work.rates.values()) <= _FASTER * rate:
+            return None
+    today = min(work.step_seconds, work.measured_seconds)
+    # Compared as shares, as the model may miss the measured step.
+    reached = max(*terms(work, better).values(), (1 - work.waited_share) * today)
+    return better if reached < (1 - LEAST_GAIN) * today else None
+
+
+def tuned(work: Work, cluster: Cluster) -> Cluster:
+    """Returns the cluster with as many workers on its dnn hosts as are useful without data hosts.
+
+    These are the fewest with a step as fast as with the most, plus a tenth for jitter. The most are
+    one per free vCPU, and more where they wait.
+    """
+    dnn = cluster.dnn
+    cpu = work.loader_cpu_seconds
+    parallel = work.worker_seconds(dnn.instance)
+    # A worker that computes all the time fills a vCPU.
+    waits = 1.0
+    if parallel > 0 and parallel >= _COMPUTES * cpu:
+        waits = parallel / cpu if cpu else math.inf
+    free = work.free_vcpus(dnn) / dnn.count
+    vcpus = dnn.instance.capacity * work.speed(dnn.instance)
+    most = math.ceil(min(MOST_WORKERS_PER_VCPU * vcpus, free * waits))
+    step = max(terms(work, cluster.with_workers(most)).values())
+    shared = work.shared_on(dnn.count)
+    # A core that two workers share by hyper-threads is slower: `cpu` is with all of them.
+    busy = max(parallel, cpu) / dnn.count
+    if shared > busy / most:
+        # The last workers gain hardly anything: nearly the best step will do.
+        step *= _NEAR_BEST
+    else:
+        busy *= _SPARE
+    # What workers divide among them has to fit into the rest of the step.
+    left = step - shared
+    # Rounding errors must not add a worker.
+    workers = min(most, math.ceil(busy / left - 1e-9)) if left > 0 else most
+    return cluster.with_workers(max(1, workers))

@@ -288,7 +288,7 @@ def todays_plan(space: Space, *, is_taken: bool) -> Plan:
         reason = "today's cluster, as it was measured"
         # A repeated run on the same hosts differs, too, and so does the machine.
         width = min(math.hypot(_BAND, work.others_width), _WIDEST) if work.is_checked else 0.0
-        made = replace(made, step_seconds=work.step_seconds)
+        made = replace(made, step_seconds=work.measured_seconds)
         outcome = _predicted(space, work.todays, made, width)
     # It runs today, whatever the constraints allow.
     return msgspec.structs.replace(
@@ -330,7 +330,7 @@ def _predicted(space: Space, cluster: Cluster, made: Estimate, width: float) -> 
     epochs = planned_epochs(work, cluster)
     epochs_today = planned_epochs(work, work.todays)
     seconds = step
-    seconds_today = work.step_seconds
+    seconds_today = work.measured_seconds
     whole: dict[str, float] = {}
     if epochs and epochs_today:
         seconds = epochs.whole_step_seconds(step)
@@ -416,13 +416,12 @@ def planned_epochs(work: Work, cluster: Cluster) -> EpochTimes | None:
 
 def _batch_seconds(work: Work, hosts: Hosts) -> float:
     """Returns the seconds in which one worker makes one rank's batch."""
-    seconds = work.worker_seconds(hosts.instance) + work.parts.shared_seconds
-    return seconds / work.parts.ranks
+    seconds = work.worker_seconds(hosts.instance) + work.shared_seconds
+    return seconds / work.ranks
 
 
 def _widths(work: Work, cluster: Cluster, made: Estimate) -> Iterator[float]:
     """Yields the relative errors of a prediction, by the doubts of the work and of the cluster."""
-    parts = work.parts
     yield _BAND
     yield from (doubt.width for doubt in work.doubts)
     if made.second_seconds >= _NEAR * made.step_seconds:
@@ -437,15 +436,15 @@ def _widths(work: Work, cluster: Cluster, made: Estimate) -> Iterator[float]:
         # How the accelerators scale was not measured.
         yield 0.1
     workers = sum(hosts.all_workers for hosts in cluster.hosts)
-    if parts.most and parts.waits and workers > parts.most:
-        yield min(_EACH_DOUBLING * math.log2(workers / parts.most), _MOST_OF_DOUBLINGS)
-    trainer = parts.trainer_cpu_seconds - parts.receive_seconds * parts.ranks
-    apart_seconds = parts.loader_cpu_seconds + trainer
+    most = max(work.rates, default=workers)
+    if work.waits and workers > most:
+        yield min(_EACH_DOUBLING * math.log2(workers / most), _MOST_OF_DOUBLINGS)
     if work.num_workers == 0 and cluster.dnn.workers:
         yield _FIRST_WORKERS
-    turns = abs(parts.turns_cpu_seconds)
-    if cluster.data and apart_seconds > 0 and turns > _WORTH_TURNS * apart_seconds:
-        yield min(turns / apart_seconds / 2, _MOST_OF_TURNS)
+    both = work.loader_cpu_seconds + work.trainer_cpu_seconds
+    turns = abs(work.turns_cpu_seconds)
+    if cluster.data and both > 0 and turns > _WORTH_TURNS * both:
+        yield min(turns / both / 2, _MOST_OF_TURNS)
 
 
 def _problem_of(space: Space, cluster: Cluster, outcome: Predicted | None) -> str:

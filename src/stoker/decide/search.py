@@ -5,8 +5,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from stoker.catalog import Instance
-from stoker.decide.model import Cluster, Estimate, Hosts, estimate, parts_on, shards_on
-from stoker.decide.parts import more_workers, tuned
+from stoker.decide.model import (
+    Cluster,
+    Estimate,
+    Hosts,
+    estimate,
+    more_workers,
+    shards_on,
+    tuned,
+)
 from stoker.decide.price import Space, make_plan, misses_deadline
 from stoker.errors import UsageError
 from stoker.records import Action, Group, Plan
@@ -72,13 +79,12 @@ def free_plan(space: Space) -> Plan | None:
     work = space.work
     if work.num_workers is None or space.unworkable or work.shards:
         return None
-    better = more_workers(parts_on(work, work.todays))
+    better = more_workers(work)
     if better is None:
         return None
-    cluster = work.todays.with_workers(better.workers // work.hosts)
     # What a script sets is of one rank, and a host may have several.
-    num_workers = math.ceil(better.workers / better.ranks)
-    return make_plan(space, "tune", cluster, num_workers=num_workers)
+    num_workers = math.ceil(better.dnn.all_workers / work.ranks)
+    return make_plan(space, "tune", better, num_workers=num_workers)
 
 
 def _of_the_family(space: Space) -> Iterator[Instance]:
@@ -214,7 +220,7 @@ def _cluster(space: Space, instance: Instance, count: int) -> Cluster:
     )
     if space.unworkable:
         return cluster
-    return cluster.with_workers(tuned(parts_on(work, cluster)).workers // count)
+    return tuned(work, cluster)
 
 
 def _planned(space: Space, action: Action, cluster: Cluster, *, asked_for: bool = False) -> Plan:

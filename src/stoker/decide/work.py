@@ -5,23 +5,27 @@ that bind today (CPU and workers, the accelerator, or the storage): more CPU nev
 accelerator faster than measured. The measured CPU-seconds of loading are never changed.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from stoker.catalog import Instance
-from stoker.decide.model import LOADING, Doubt, Unexplained, Work, estimate, free_vcpus, parts_on
-from stoker.decide.parts import known_parts, others_vcpus_of
+from stoker.decide.model import LOADING, WAITS, Doubt, Unexplained, Work, estimate
 from stoker.errors import UsageError
 from stoker.records import Limit, Profile, Storage
 from stoker.records.profile import OTHERS, error_width, is_beyond_telling
 from stoker.units import ms, percentage, vcpus_words
 
 # As a share of the step: with a shorter wait the trainer does not count as starved.
-_WAITS = 0.1
-# CPU-seconds a byte of the feed's receive side: benchmarks/feed.py measures 0.38 to 0.65 e-9.
-_RECEIVE_CPU_PER_BYTE = 0.5e-9
+_STARVES = 0.1
 # Unchecked parts are rejected beyond this factor from the measured step.
 _FAR = 1.5
+# Repeated measurements of one loader differ by less; more if it computes, as it shares vCPUs and
+# caches.
+_NOISE_WAITING = 1.1
+_NOISE_COMPUTING = 1.3
+# Minimum waiting share of a worker's time to count as evidence on its own.
+_MIN_IDLE = 0.05
 # What is corrected where a limit binds today.
 _CORRECTED: Mapping[Limit, tuple[Limit, ...]] = {
     "cpu": LOADING,
@@ -48,6 +52,24 @@ def today_of(profile: Profile, listed: Instance) -> Instance:
     )
 
 
+def parts_of(profile: Profile) -> Work | None:
+    """Returns the work of a profile's step, uncorrected; None if a part was not measured."""
+    step = profile.step
+    host = profile.host
+    measured = (
+        host.vcpus,
+        step.accelerator_step_seconds,
+        step.loader_cpu_seconds,
+        step.loader_wall_seconds,
+        step.trainer_cpu_seconds,
+        step.num_workers,
+    )
+    if None in measured:
+        return None
+    today = today_of(profile, Instance(type=host.instance_type, vcpus=host.vcpus or 1))
+    return _uncorrected(profile, today=today, processes=1)
+
+
 def measure(
     profile: Profile,
     *,
@@ -69,28 +91,19 @@ def measure(
         UsageError: If a number of the profile is out of range.
     """
     _refuse_absurd(profile, today)
-    step = profile.step
-    hosts = profile.host.count
-    # A script may start more ranks than are launched, as torchrun does.
-    ranks = profile.ranks or hosts * processes
-    batch_bytes = step.batch_bytes or 0.0
-    work = Work(
-        parts=known_parts(profile, vcpus=today.capacity, ranks=ranks),
-        reference=today,
-        processes=processes,
-        num_workers=step.num_workers,
-        step_seconds=step.step_seconds,
-        batch_bytes=batch_bytes,
-        receive_cpu_seconds=_RECEIVE_CPU_PER_BYTE * batch_bytes,
-        storage=storage,
-        shards=(profile.loader and profile.loader.shards) or 0,
-        launch_share=_launch_share(profile),
-        global_batch_size=step.global_batch_size,
-        epochs=profile.epochs,
-        others_width=error_width(others_vcpus_of(profile), vcpus=today.capacity * hosts),
-        is_checked=profile.check is not None,
-    )
-    work = corrected(_with_loading(_with_trainer(work, profile), profile))
+    work = _uncorrected(profile, today=today, processes=processes, storage=storage)
+    modelled = estimate(work, work.todays)
+    # Limited to a factor of five below: beyond that the parts are wrong (see `_unexplained`).
+    ratio = min(max(work.measured_seconds / modelled.step_seconds, 0.2), 5.0)
+    binding = _CORRECTED.get(modelled.limit, ())
+    if modelled.limit == "latency" and (ratio < 1 or work.num_workers == 0):
+        # What a step used of the CPU was measured: less of it is no reason for another figure.
+        binding = ("latency",)
+    # Other terms that are not below the measured step: uncorrected, one of them would become the
+    # limit.
+    least = work.measured_seconds * (1 - 1e-9)
+    binding += tuple(name for name, seconds in work.terms.items() if seconds >= least)
+    work = replace(work, factors=dict.fromkeys(binding, ratio))
     return replace(
         work,
         doubts=(*work.doubts, *_doubts(profile, work)),
@@ -98,29 +111,120 @@ def measure(
     )
 
 
-def corrected(work: Work) -> Work:
-    """Returns the work, corrected so that the model gives today's step for today's cluster."""
-    bare = replace(work, correction=1.0, corrected=())
-    modelled = estimate(bare, bare.todays)
-    # Limited to a factor of five below: beyond that the parts are wrong (see `_unexplained`).
-    ratio = bare.step_seconds / modelled.step_seconds
-    binding = _CORRECTED.get(modelled.limit, ())
-    if modelled.limit == "latency" and (ratio < 1 or bare.num_workers == 0):
-        # What a step used of the CPU was measured: less of it is no reason for another figure.
-        binding = ("latency",)
-    # Other terms that are not below the measured step: uncorrected, one of them would become the
-    # limit.
-    at_least = bare.step_seconds * (1 - 1e-9)
-    terms = parts_on(bare, bare.todays).terms
-    binding += tuple(
-        name for name, seconds in terms.items() if seconds >= at_least and name not in binding
+def _uncorrected(
+    profile: Profile, *, today: Instance, processes: int, storage: Storage = "unknown"
+) -> Work:
+    """Returns the work as the parts give it, with what a profile lacks."""
+    step = profile.step
+    hosts = profile.host.count
+    # A script may start more ranks than are launched, as torchrun does.
+    ranks = profile.ranks or hosts * processes
+    vcpus = today.capacity * hosts
+    wait = step.wait_seconds
+    doubts = []
+    accelerator = step.accelerator_step_seconds
+    if accelerator is None:
+        accelerator = max(0.0, step.step_seconds - (wait or 0.0))
+        # On CPUs it also has what loading beside it takes of them.
+        width = 0.15 if today.accelerators else 0.3
+        doubts.append(
+            Doubt(width=width, text="the accelerator-only step is the step less its wait")
+        )
+    trainer = step.trainer_cpu_seconds
+    reserved = 0.0
+    if trainer is None:
+        doubts.append(Doubt(width=0.23, text="the trainer's own CPU use was not measured"))
+        # Without accelerators the step is CPU work, of at least one thread per rank.
+        trainer = 0.0 if today.accelerators else (step.accelerator_step_seconds or 0.0) * ranks
+        reserved = reserved_vcpus(today) if today.accelerators else 0.0
+    work = Work(
+        reference=today,
+        hosts=hosts,
+        processes=processes,
+        ranks=ranks,
+        num_workers=step.num_workers,
+        measured_seconds=step.step_seconds,
+        wait_seconds=wait,
+        accelerator_seconds=accelerator,
+        neighbour_seconds=step.neighbour_seconds or 0.0,
+        hidden_seconds=step.hidden_load_seconds or 0.0,
+        trainer_cpu_seconds=trainer,
+        rates={rate.workers * hosts: rate.steps_per_second for rate in profile.loader_rates},
+        others_vcpus=others_vcpus_of(profile),
+        reserved_vcpus=reserved,
+        batch_bytes=step.batch_bytes or 0.0,
+        storage=storage,
+        shards=(profile.loader and profile.loader.shards) or 0,
+        launch_share=_launch_share(profile),
+        global_batch_size=step.global_batch_size,
+        epochs=profile.epochs,
+        others_width=error_width(others_vcpus_of(profile), vcpus=vcpus),
+        is_checked=profile.check is not None,
     )
+    cpu = step.loader_cpu_seconds
+    turns = 0.0
+    if cpu is None:
+        doubts.append(
+            Doubt(width=0.15, text="loading is taken to use all the CPU of today's hosts")
+        )
+        cpu = _free_cpu_seconds(work, step.step_seconds - accelerator if wait is None else wait)
+    elif None not in (step.used_cpu_seconds, step.trainer_cpu_seconds) and step.num_workers != 0:
+        # Without workers one thread loads and trains in turn. What it uses beyond are threads of
+        # torch that look for work on every core while it loads.
+        turns = (step.used_cpu_seconds or 0.0) - cpu - trainer
+    wall = cpu if step.loader_wall_seconds is None else step.loader_wall_seconds
     return replace(
-        bare,
-        parts_seconds=modelled.step_seconds,
-        correction=min(max(ratio, 0.2), 5.0),
-        corrected=binding,
+        work,
+        loader_cpu_seconds=cpu,
+        loader_wall_seconds=wall,
+        turns_cpu_seconds=turns,
+        shared_seconds=_shared_seconds(profile, work, wall=wall),
+        doubts=tuple(doubts),
     )
+
+
+def reserved_vcpus(host: Instance) -> float:
+    """Returns the vCPUs that are left to trainers: one per accelerator, and one for the rest."""
+    return min(host.accelerators + 1, host.capacity / 2)
+
+
+def _shared_seconds(profile: Profile, work: Work, *, wall: float) -> float:
+    """Returns the time for what workers share, by the rates of the fewest and the most.
+
+    With throughput 1 / t(m) for the fewest workers m and 1 / t(n) for the most it is
+    (n t(n) - m t(m)) / (n - m); 0 if more workers loaded as much more as the CPU allows, and at
+    most the extra wait that each further worker caused.
+    """
+    cpu = profile.step.loader_cpu_seconds
+    rates = work.rates
+    if cpu is None or len(rates) < 2:
+        return 0.0
+    # The ends: between them the difference is smaller, but the noise is not.
+    fewest, most = min(rates), max(rates)
+    wall = wall or cpu
+    alone, together = 1 / rates[fewest], 1 / rates[most]
+    # More workers divide the time, up to all of the CPU.
+    vcpus = max(min(most, work.vcpus - work.others_vcpus), 1e-9)
+    expected = max(fewest * alone / most, cpu / vcpus)
+    noise = _NOISE_WAITING if wall > WAITS * cpu else _NOISE_COMPUTING
+    if together <= noise * expected:
+        return 0.0
+    more = most - fewest
+    waits = {rate.workers * work.hosts: rate.wait_seconds for rate in profile.loader_rates}
+    few, many = waits[fewest], waits[most]
+    # The longer wait of a batch for each further worker. Where that was not measured, a single
+    # worker that waits is the only evidence.
+    waited = math.inf if wall - cpu > _MIN_IDLE * wall else 0.0
+    if few is not None and many is not None:
+        waited = (many - few) / more
+    # Bounded by a single worker's time for a batch, which includes its wait.
+    bounds = (1 / max(rates.values()), wall / fewest, waited)
+    return max(0.0, min((most * together - fewest * alone) / more, *bounds))
+
+
+def others_vcpus_of(profile: Profile) -> float:
+    """Returns the vCPUs of all hosts that other programs used; 0 if not known."""
+    return (profile.observed and profile.observed.others_vcpus) or 0.0
 
 
 def _launch_share(profile: Profile) -> float:
@@ -132,82 +236,33 @@ def _launch_share(profile: Profile) -> float:
     return 0.0
 
 
-def _with_trainer(work: Work, profile: Profile) -> Work:
-    """Returns the work with CPU-seconds of the trainers, or vCPUs reserved in place of them."""
-    step = profile.step
-    today = work.reference
-    if step.trainer_cpu_seconds is not None:
-        return work
-    if step.trainer_vcpus is not None:
-        return replace(work, reserved_vcpus=step.trainer_vcpus)
-    work = _doubted(work, 0.23, "the trainer's own CPU use was not measured")
-    if today.accelerators:
-        return replace(work, reserved_vcpus=reserved_vcpus(today))
-    # Without accelerators the step is CPU work, of at least one thread per rank.
-    seconds = (step.accelerator_step_seconds or 0.0) * work.parts.ranks
-    return replace(work, parts=replace(work.parts, trainer_cpu_seconds=seconds))
-
-
-def reserved_vcpus(host: Instance) -> float:
-    """Returns the vCPUs that are left to trainers: one per accelerator, and one for the rest."""
-    return min(host.accelerators + 1, host.capacity / 2)
-
-
-def _doubted(work: Work, width: float, text: str) -> Work:
-    return replace(work, doubts=(*work.doubts, Doubt(width=width, text=text)))
-
-
-def _with_loading(work: Work, profile: Profile) -> Work:
-    """Returns the work with what a profile lacks: the accelerator's step, and loading."""
-    step = profile.step
-    accelerator = step.accelerator_step_seconds
-    wait = step.wait_seconds
-    if accelerator is None:
-        accelerator = max(0.0, step.step_seconds - (wait or 0.0))
-        # On CPUs it also has what loading beside it takes of them.
-        width = 0.15 if work.reference.accelerators else 0.3
-        work = _doubted(work, width, "the accelerator-only step is the step less its wait")
-    wall = step.loader_wall_seconds
-    cpu = step.loader_cpu_seconds
-    if cpu is None:
-        work = _doubted(work, 0.15, "loading is taken to use all the CPU of today's hosts")
-        cpu = _free_cpu_seconds(work, step.step_seconds - accelerator if wait is None else wait)
-    parts = replace(
-        work.parts,
-        accelerator_seconds=accelerator,
-        loader_cpu_seconds=cpu,
-        loader_wall_seconds=cpu if wall is None else wall,
-    )
-    return replace(work, parts=parts)
-
-
 def _free_cpu_seconds(work: Work, wait: float) -> float:
     """Returns the CPU-seconds that loading has at most, or half of them where it keeps up."""
-    seconds = work.step_seconds
-    free = seconds * free_vcpus(work, work.todays.dnn) - work.parts.trainer_cpu_seconds
-    free = max(0.0, free)
+    seconds = work.measured_seconds
+    free = max(0.0, seconds * work.free_vcpus(work.todays.dnn) - work.trainer_cpu_seconds)
     # Loading keeps up with half of what is free, or with an unknown smaller part.
-    if wait < _WAITS * seconds:
+    if wait < _STARVES * seconds:
         return free / 2
     # Starved: loading takes all the CPU it can get, at most one vCPU per worker. Without workers
     # loading and training take turns in one thread per rank.
     if work.num_workers == 0:
-        return min(free, wait * work.parts.ranks)
-    if work.num_workers is not None:
-        return min(free, seconds * work.hosts * work.num_workers)
-    return free
+        return min(free, wait * work.ranks)
+    return free if work.num_workers is None else min(free, seconds * work.workers)
+
+
+# How far a profile can be trusted.
 
 
 def _doubts(profile: Profile, work: Work) -> Iterator[Doubt]:
     """Yields why the model's figures of today's step may be wrong, each with how far."""
-    miss = abs(work.step_seconds / work.parts_seconds - 1)
+    miss = abs(work.measured_seconds / work.step_seconds - 1)
     # Loading by a worker was measured, and no plan loads as the main process does.
     if miss > 0.05 and not _is_loaded_by_trainer(profile, work):
         yield Doubt(width=min(miss, 0.5), text=_miss_words(work))
     if profile.check is None:
         yield Doubt(width=0.1, text="the profile was not checked against its own parts")
     if work.others_width:
-        others = f"{others_vcpus_of(profile):.1f} of the {vcpus_words(work.parts.vcpus)}"
+        others = f"{work.others_vcpus:.1f} of the {vcpus_words(work.vcpus)}"
         yield Doubt(width=work.others_width, text=f"{OTHERS} {others} while it was profiled")
 
 
@@ -232,7 +287,7 @@ def too_busy(profile: Profile, *, vcpus: float, machine_vcpus: float | None = No
 
 def _is_loaded_by_trainer(profile: Profile, work: Work) -> bool:
     """Whether the trainer loads, and its loading alone differs from what the parts give."""
-    if work.num_workers != 0 or "latency" not in work.corrected:
+    if work.num_workers != 0 or "latency" not in work.factors:
         return False
     return profile.check is None or profile.check.state in (None, "workers")
 
@@ -241,7 +296,7 @@ def _unexplained(profile: Profile, work: Work, machine_vcpus: float | None) -> U
     """Returns why the parts support no prediction; None: they do."""
     step = profile.step
     check = profile.check
-    if busy := too_busy(profile, vcpus=work.parts.vcpus, machine_vcpus=machine_vcpus):
+    if busy := too_busy(profile, vcpus=work.vcpus, machine_vcpus=machine_vcpus):
         return Unexplained(kind="other_programs", text=busy)
     if profile.unmeasured:
         parts = " and ".join(profile.unmeasured)
@@ -264,13 +319,13 @@ def _unexplained(profile: Profile, work: Work, machine_vcpus: float | None) -> U
     if all(value is None for value in evidence):
         text = "only the time of a step is known, not what it waits for"
         return Unexplained(kind="not_measured", text=text)
-    if not work.parts_seconds / _FAR <= step.step_seconds <= work.parts_seconds * _FAR:
+    if not work.step_seconds / _FAR <= work.measured_seconds <= work.step_seconds * _FAR:
         return Unexplained(kind="contradiction", text=_miss_words(work))
     return None
 
 
 def _miss_words(work: Work) -> str:
-    return f"the parts give {ms(work.parts_seconds)} per step, measured {ms(work.step_seconds)}"
+    return f"the parts give {ms(work.step_seconds)} per step, measured {ms(work.measured_seconds)}"
 
 
 def _refuse_absurd(profile: Profile, today: Instance) -> None:

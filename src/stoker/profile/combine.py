@@ -6,7 +6,8 @@ from itertools import chain
 
 import msgspec
 
-from stoker.decide.parts import Parts, parts_of
+from stoker.decide.model import Work
+from stoker.decide.work import parts_of
 from stoker.errors import UsageError
 from stoker.feed.timeline import waits_longest
 from stoker.profile.fixes import find_fixes
@@ -87,10 +88,6 @@ def combine(
         transfer_seconds=slowest.transfer_seconds,
         neighbour_seconds=slowest.neighbour_seconds,
         loader_cpu_seconds=loader_cpu.mean,
-        # Today's loader is torch's: it takes what the trainer's thread spent in next().
-        local_receive_seconds=max(
-            rank.taken.receive_seconds * (rank.num_workers > 0) for rank in ranks
-        ),
         hidden_load_seconds=(
             waiting.taken.hidden_seconds
             if not waiting.num_workers and waiting.taken.clock != HOST
@@ -329,7 +326,7 @@ def _epochs_of(rank: RankResult) -> EpochTimes | None:
 
 
 def _check(
-    parts: Parts, step: StepTerms, states: Sequence[ProfileState], *, tolerance: float
+    parts: Work, step: StepTerms, states: Sequence[ProfileState], *, tolerance: float
 ) -> Check:
     """Returns whether the parts add up to the step; if not, the state that has the rest."""
     predicted = parts.step_seconds

@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Iterator
 from itertools import chain
 
-from stoker.decide.parts import LEAST_GAIN, limit_words, lost_share, parts_of
-from stoker.decide.work import AGAIN, too_busy
+from stoker.decide.model import LEAST_GAIN, limit_words, lost_share
+from stoker.decide.work import AGAIN, parts_of, too_busy
 from stoker.record_words import epoch_words, gpu_noun, gpu_words, loader_words, whole_step_of
 from stoker.records import Profile
 from stoker.records.profile import used_gpus

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
-from stoker.decide.parts import LEAST_GAIN, WAITS, Parts, more_workers
+from stoker.decide.model import LEAST_GAIN, WAITS, Work, more_workers, terms
 from stoker.profile.rank_results import HOST, Copies, RankResult
 from stoker.profile.states import MIN_THROTTLED, saved_by
 from stoker.records import Fix, ProfileState, StepTerms
@@ -42,7 +42,7 @@ _OF_STATES: Mapping[str, str] = MappingProxyType(
 def find_fixes(
     ranks: Sequence[RankResult],
     *,
-    parts: Parts | None,
+    parts: Work | None,
     step: StepTerms,
     states: Sequence[ProfileState],
 ) -> tuple[Fix, ...]:
@@ -71,7 +71,7 @@ def find_fixes(
 
 
 def _more_workers(
-    ranks: Sequence[RankResult], *, parts: Parts | None, step: StepTerms
+    ranks: Sequence[RankResult], *, parts: Work | None, step: StepTerms
 ) -> Fix | None:
     better = more_workers(parts) if parts else None
     loader = ranks[0].loader
@@ -85,7 +85,8 @@ def _more_workers(
         # Loading in the main process was seen: with torch's threads, that no worker has.
         before = parts.accelerator_seconds + step.wait_seconds
     # A ratio of two modelled steps, applied to the measured one: what the model misses is in both.
-    saves = max(0.0, step.step_seconds * (1 - better.step_seconds / before)) or None
+    after = max(terms(parts, better).values())
+    saves = max(0.0, step.step_seconds * (1 - after / before)) or None
     because = f"on {vcpus_words(parts.vcpus)} the loader alone is faster with that many"
     if parts.loader_wall_seconds > WAITS * parts.loader_cpu_seconds:
         because = "workers wait for their data, so faster CPUs would not help"
@@ -94,7 +95,7 @@ def _more_workers(
             "; a stream that does not divide itself by get_worker_info() would repeat its samples "
             "(docs/libraries.md)"
         )
-    workers = math.ceil(better.workers / len(ranks))
+    workers = math.ceil(better.dnn.all_workers / len(ranks))
     return Fix(
         id="num_workers",
         text=f"num_workers={workers} instead of {parts.workers // len(ranks)}: {because}",
@@ -144,7 +145,7 @@ def _persistent_workers(rank: RankResult, *, step: StepTerms) -> Fix | None:
     )
 
 
-def _fixes_of_transfer(slowest: RankResult, *, parts: Parts | None) -> Iterator[Fix]:
+def _fixes_of_transfer(slowest: RankResult, *, parts: Work | None) -> Iterator[Fix]:
     """Yields what shortens the copies to the device, with what each saves of today's step.
 
     Where that was not measured, pinning is named without a figure.
@@ -166,7 +167,7 @@ def _fixes_of_transfer(slowest: RankResult, *, parts: Parts | None) -> Iterator[
 
 
 def _saved(
-    slowest: RankResult, parts: Parts, copies: Copies, *, step_seconds: float
+    slowest: RankResult, parts: Work, copies: Copies, *, step_seconds: float
 ) -> float | None:
     """Returns what a shorter step without loading saves of today's; None: not worth a line."""
     # One thread of the trainer pins all batches; without workers it is the one that trains.
@@ -177,7 +178,7 @@ def _saved(
     return saved if saved >= LEAST_GAIN * parts.step_seconds else None
 
 
-def _uint8(ranks: Sequence[RankResult], slowest: RankResult, *, parts: Parts | None) -> Fix | None:
+def _uint8(ranks: Sequence[RankResult], slowest: RankResult, *, parts: Work | None) -> Fix | None:
     # A byte in place of a float of four: pictures were read as bytes, and divided by 255.
     batches = [rank.batch for rank in ranks if rank.batch]
     images = sum(batch.float_image_bytes for batch in batches)

@@ -17,7 +17,7 @@ import psutil
 import torch.utils.data
 from torch.utils.data import DataLoader, IterableDataset
 
-from stoker.decide.parts import MOST_WORKERS_PER_VCPU, WAITS
+from stoker.decide.model import MOST_WORKERS_PER_VCPU, WAITS
 from stoker.host.machine import process_clock
 from stoker.host.usage import children_cpu_seconds, queued_seconds, room_bytes
 from stoker.profile.facts import num_samples

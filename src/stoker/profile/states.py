@@ -1,16 +1,15 @@
 """The states that limit a training, each with the figures that it rests on. Pure.
 
-Which limit binds (CPU, accelerator, loader, storage) is `Parts.limit` in `decide/parts.py`. The
+Which limit binds (CPU, accelerator, loader, storage) is `Work.bottleneck` in `decide/model.py`. The
 storage is named by time that workers were seen to wait, never by rates alone. *transfer* and
 *neighbour* are only shown by an accelerator, by its own clock; on CPUs both are part of the CPU
 time of a step. *launch* is shown by the driver: no batch is waited for, and yet no kernel runs.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from statistics import median
 
-from stoker.decide.parts import LEAST_GAIN, Parts, more_workers
+from stoker.decide.model import LEAST_GAIN, Work, more_workers
 from stoker.profile.rank_results import Drain, Evidence, RankResult
 from stoker.records import ProfileState, StepTerms
 from stoker.records.profile import MAX_OTHERS, GpuLoads, during_steps, used_gpus
@@ -61,7 +60,7 @@ def others_by_host(ranks: Sequence[RankResult]) -> Mapping[str, float]:
     return others
 
 
-def saved_by(parts: Parts, *, seconds: float) -> float:
+def saved_by(parts: Work, *, seconds: float) -> float:
     """Returns how much shorter a step is if the accelerator's part of it is, by so many seconds."""
     terms = dict(parts.terms)
     terms["accelerator"] -= seconds
@@ -71,7 +70,7 @@ def saved_by(parts: Parts, *, seconds: float) -> float:
 def find_states(
     ranks: Sequence[RankResult],
     *,
-    parts: Parts | None,
+    parts: Work | None,
     step: StepTerms,
     gpus: GpuLoads,
 ) -> tuple[ProfileState, ...]:
@@ -85,8 +84,6 @@ def find_states(
     """
     hosts = {rank.host: rank for rank in ranks}.values()
     vcpus = sum(rank.vcpus for rank in hosts)
-    if parts:
-        parts = replace(parts, vcpus=min(parts.vcpus, vcpus))
     # The others wait for this rank in all-reduce: it shows what all of them wait for.
     waiting = max(ranks, key=lambda rank: rank.wait_seconds)
     states = dict(_of_processes(ranks, waiting, vcpus=vcpus))
@@ -197,7 +194,7 @@ def _interpreter_lock(seen: Evidence) -> Iterator[tuple[str, float]]:
 def _of_loading(
     ranks: Sequence[RankResult],
     waiting: RankResult,
-    parts: Parts | None,
+    parts: Work | None,
     *,
     vcpus: float,
     busy: float,
@@ -257,7 +254,7 @@ def _is_loading_awaited(rank: RankResult) -> bool:
 
 
 def _of_accelerator(
-    ranks: Sequence[RankResult], parts: Parts | None, step: StepTerms, gpus: GpuLoads
+    ranks: Sequence[RankResult], parts: Work | None, step: StepTerms, gpus: GpuLoads
 ) -> Iterator[_State]:
     """Yields how the accelerator sets the pace, and what it waits for besides data."""
     bottleneck = parts.bottleneck if parts else None

@@ -272,12 +272,10 @@ class StepTerms(Record, frozen=True, kw_only=True):
         neighbour_seconds: How much longer a step that waits for nothing takes while the host's
             loader workers are busy. None: not measured, or no accelerator.
         loader_cpu_seconds: CPU-seconds of loading, all ranks, with all vCPUs busy.
-        local_receive_seconds: Seconds in which a rank's main thread takes a batch from a worker.
         loader_wall_seconds: Worker-seconds of loading, all ranks, with idle vCPUs.
         hidden_load_seconds: Part of it, of one rank without workers, that passes while its
             accelerator still computes. None: there are workers, or no accelerator.
         trainer_cpu_seconds: CPU-seconds of the trainer processes, all ranks.
-        trainer_vcpus: vCPUs of one host that the trainer uses, if trainer_cpu_seconds is not known.
         used_cpu_seconds: CPU-seconds of trainers and workers in the unchanged step, all ranks.
         num_workers: Loader workers of one host, all ranks.
         global_batch_size: Samples of one step, all ranks.
@@ -290,11 +288,9 @@ class StepTerms(Record, frozen=True, kw_only=True):
     transfer_seconds: NonNegativeFloat | None = None
     neighbour_seconds: NonNegativeFloat | None = None
     loader_cpu_seconds: NonNegativeFloat | None = None
-    local_receive_seconds: NonNegativeFloat | None = None
     loader_wall_seconds: NonNegativeFloat | None = None
     hidden_load_seconds: NonNegativeFloat | None = None
     trainer_cpu_seconds: NonNegativeFloat | None = None
-    trainer_vcpus: NonNegativeFloat | None = None
     used_cpu_seconds: NonNegativeFloat | None = None
     num_workers: NonNegativeInt | None = None
     global_batch_size: PositiveInt | None = None

@@ -24,7 +24,7 @@ from stoker.decide.explain import (
     shown_plans,
     table_notes,
 )
-from stoker.decide.parts import limit_words
+from stoker.decide.model import limit_words
 from stoker.evaluate import cost_table, performance_words
 from stoker.feed.timeline import typical_step
 from stoker.figures.intervals import joined, read_intervals
