@@ -1,12 +1,11 @@
 """The load of a dnn host's GPUs, looked at once a second in a thread of the launcher.
 
 A driver in trouble may block any call for good: the thread is then left. The leader takes the means
-for each of its rows (`figures.intervals`); other hosts send theirs to it.
+for each of its rows (`figures.intervals`), other hosts for each of their states.
 """
 
 import threading
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -15,8 +14,6 @@ from stoker.logs import EventName, Log
 from stoker.units import known_mean
 
 _LOOK_SECONDS = 1.0
-# Other hosts than the leader send their means so often.
-_TELL_SECONDS = 5.0
 # For a call of the driver that is under way.
 _CLOSE_SECONDS = 3.0
 
@@ -26,20 +23,11 @@ class GpuLog:
 
     Args:
         environ: Variables of the command.
-        tell: Called in the thread with the means since the last call, every five seconds. None:
-            they are taken by `take`.
     """
 
-    def __init__(
-        self,
-        *,
-        environ: Mapping[str, str],
-        log: Log,
-        tell: Callable[[tuple[GpuState, ...]], None] | None = None,
-    ) -> None:
+    def __init__(self, *, environ: Mapping[str, str], log: Log) -> None:
         self._environ = environ
         self._log = log
-        self._tell = tell
         self._samples: dict[Gpu, list[GpuSample]] = {}
         self._lock = threading.Lock()
         self._is_closing = threading.Event()
@@ -69,14 +57,10 @@ class GpuLog:
             if has_devices():
                 self._log.event(EventName.GPU_LOAD_UNREAD, text=f"GPU load: {err}")
             return
-        told_at = time.monotonic()
         while not self._is_closing.wait(_LOOK_SECONDS):
             with self._lock:
                 for state in reader.look():
                     self._samples.setdefault(state.gpu, []).append(state.sample)
-            if self._tell and time.monotonic() - told_at >= _TELL_SECONDS:
-                told_at = time.monotonic()
-                self._tell(self.take())
         reader.close()
 
 

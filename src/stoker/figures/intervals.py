@@ -1,4 +1,4 @@
-"""One row per interval of a run: steps, waits, hosts, GPUs and memory over the same seconds.
+"""One row per interval of a run: steps, waits, hosts and GPUs over the same seconds.
 
 The leader writes each row to `metrics.jsonl`, which the report and the record read, and as one
 event to its log, which `stoker watch`, the line of progress and SageMaker's metrics read.
@@ -7,6 +7,7 @@ event to its log, which `stoker watch`, the line of progress and SageMaker's met
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -23,7 +24,7 @@ from stoker.figures.progress import (
 )
 from stoker.host.gpus import Gpu, GpuState
 from stoker.logs import EventName, Log, LogEvent
-from stoker.units import known_mean, wait_share
+from stoker.units import known_mean
 
 FILE = "metrics.jsonl"
 # Beside a profile: rows of the run that was profiled.
@@ -116,22 +117,6 @@ class GpuRate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     sm_clock_mhz: Figure | None = None
 
 
-class HostMemoryNow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a host's memory has in use now, without files that the kernel drops before it kills.
-
-    Attributes:
-        limit_bytes: The limit that is nearest now: a control group's, or the machine's memory.
-        peak_bytes: Highest use so far.
-        kills: Processes that the kernel has killed for memory.
-    """
-
-    host: str
-    used_bytes: int
-    limit_bytes: int
-    peak_bytes: int
-    kills: int
-
-
 class Interval(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A row: what the run did in `seconds` from `start_seconds` of its command on.
 
@@ -142,7 +127,6 @@ class Interval(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         ranks: Rates of the ranks, where there is a data group.
         hosts: Rates of hosts with data workers, likewise.
         gpus: Load of all dnn hosts' GPUs.
-        memory: Memory of the hosts.
     """
 
     start_seconds: Figure
@@ -153,7 +137,6 @@ class Interval(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ranks: tuple[RankRate, ...] = ()
     hosts: tuple[HostRate, ...] = ()
     gpus: tuple[GpuRate, ...] = ()
-    memory: tuple[HostMemoryNow, ...] = ()
 
     @property
     def end_seconds(self) -> float:
@@ -202,15 +185,9 @@ def _interval_of(text: str | bytes) -> Interval | None:
     return interval if interval.seconds > 0 else None
 
 
-# Of rates: their means over several intervals, weighted with their lengths.
 _MEANS = (
-    "batches_per_second",
-    "bytes_per_second",
-    "busy_workers",
-    "busy_cpus",
-    "wait_share",
-    "start_wait_share",
-    "queue_depth",
+    *("batches_per_second", "bytes_per_second", "busy_workers", "busy_cpus"),
+    *("wait_share", "start_wait_share", "queue_depth"),
 )
 _RateT = TypeVar("_RateT", RankRate, HostRate)
 
@@ -223,81 +200,80 @@ def joined(intervals: Sequence[Interval]) -> Interval:
         last,
         start_seconds=first.start_seconds,
         seconds=last.end_seconds - first.start_seconds,
-        ranks=_joined([(part.seconds, part.ranks) for part in intervals]),
-        hosts=_joined([(part.seconds, part.hosts) for part in intervals]),
+        ranks=_joined((part.seconds, part.ranks) for part in intervals),
+        hosts=_joined((part.seconds, part.hosts) for part in intervals),
     )
 
 
 def _joined(intervals: Iterable[tuple[float, Sequence[_RateT]]]) -> tuple[_RateT, ...]:
-    """Returns the rates by name, from those of intervals of some seconds.
+    """Returns the rates by name: means over intervals of some seconds, and the last counts.
 
-    A host counts only where it is there, a wait only where steps ended; else the last one counts.
+    A host counts only where it is there, a wait only where steps ended.
     """
-    by_name: dict[str, list[tuple[float, _RateT]]] = {}
+    by_name = defaultdict[str, list[tuple[float, _RateT]]](list)
     for seconds, rates in intervals:
         for rate in rates:
-            by_name.setdefault(rate.name, []).append((seconds, rate))
+            by_name[rate.name].append((seconds, rate))
     merged = []
     for parts in by_name.values():
-        means: dict[str, float] = {}
+        last = parts[-1][1]
+        changes: dict[str, float] = {}
+        if isinstance(last, HostRate):
+            changes["moved"] = sum(getattr(rate, "moved", 0) for _, rate in parts)
         for name in _MEANS:
             known = [(s, v) for s, rate in parts if (v := getattr(rate, name, None)) is not None]
             if known:
-                means[name] = sum(s * value for s, value in known) / sum(s for s, _ in known)
-        last = parts[-1][1]
-        if isinstance(last, HostRate):
-            means["moved"] = sum(getattr(rate, "moved", 0) for _, rate in parts)
-        merged.append(msgspec.structs.replace(last, **means))
+                total = sum(seconds for seconds, _ in known)
+                changes[name] = sum(seconds * value for seconds, value in known) / total
+        merged.append(msgspec.structs.replace(last, **changes))
     return tuple(merged)
 
 
 def rates_between(
     before: ProgressByRank, after: ProgressByRank
 ) -> tuple[tuple[RankRate, ...], tuple[HostRate, ...]]:
-    """Returns the rates of ranks and hosts between two sets of reports.
-
-    A restarted rank counts from its start.
-    """
+    """Returns the rates of ranks and hosts between two sets of reports."""
     ranks = []
-    # Of each host's counters, for each rank: its seconds, before and after.
+    # Of each host, for each rank: its seconds, the counters before and now.
     hosts = defaultdict[str, list[tuple[float, HostWork, HostWork]]](list)
     for rank, now in sorted(after.items()):
         then = before.get(rank, NO_PROGRESS)
-        if then.feed and now.feed and then.feed.seconds > now.feed.seconds:
-            then = NO_PROGRESS
         work = now.feed or _NO_WORK
         earlier = then.feed or _NO_WORK
         # By the rank's clock, as its reports may be a second old.
-        span = work.seconds - earlier.seconds
-        if span <= 0:
+        seconds = work.seconds - earlier.seconds
+        if seconds <= 0:
             continue
-        ranks.append(_rank_rate(now, work, then=then, earlier=earlier))
-        earlier_hosts = {host.host: host for host in earlier.hosts}
+        ranks.append(_rank_rate(now, then, seconds=seconds))
+        known = {host.host: host for host in earlier.hosts}
         for host in work.hosts:
-            was = earlier_hosts.get(host.host, HostWork(host=host.host))
-            hosts[host.host].append((span, was, host))
+            was = known.get(host.host, HostWork(host=host.host))
+            hosts[host.host].append((seconds, was, host))
     return tuple(ranks), tuple(_host_rate(name, hosts[name]) for name in sorted(hosts))
 
 
-def _rank_rate(now: Progress, work: FeedWork, *, then: Progress, earlier: FeedWork) -> RankRate:
-    waited = max(now.wait_seconds - then.wait_seconds, 0.0)
-    stepped = waited + now.compute_seconds - then.compute_seconds
-    steady = max(now.steady_wait_seconds - then.steady_wait_seconds, 0.0)
-    # What a wait has beyond the steady steps' is for epochs' first batches.
-    first_waits = max(waited - steady, 0.0)
-    taken = max(work.taken - earlier.taken, 0)
+def _grown(now: object, then: object, counter: str) -> float:
+    return max(0.0, float(getattr(now, counter)) - float(getattr(then, counter)))
+
+
+def _rank_rate(now: Progress, then: Progress, *, seconds: float) -> RankRate:
+    work = now.feed or _NO_WORK
+    earlier = then.feed or _NO_WORK
+    waited = _grown(now, then, "wait_seconds")
+    stepped = waited + _grown(now, then, "compute_seconds")
+    taken = _grown(work, earlier, "taken")
     wait = start_wait = None
-    if stepped > 0:
-        wait = wait_share(step_seconds=stepped, wait_seconds=waited)
+    if stepped:
+        wait = waited / stepped
+        # What a wait has beyond the steady steps' is for epochs' first batches.
         if now.steady_steps:
-            start_wait = wait_share(step_seconds=stepped, wait_seconds=first_waits)
-    ready = max(work.ready_at_takes - earlier.ready_at_takes, 0)
+            start_wait = max(0.0, waited - _grown(now, then, "steady_wait_seconds")) / stepped
     return RankRate(
         name=str(now.rank),
-        batches_per_second=taken / (work.seconds - earlier.seconds),
+        batches_per_second=taken / seconds,
         wait_share=wait,
         # Each take notes how many batches were ready then.
-        queue_depth=ready / taken if taken else None,
+        queue_depth=_grown(work, earlier, "ready_at_takes") / taken if taken else None,
         window=work.window,
         shards=work.shards,
         shard_workers=work.shard_workers,
@@ -305,28 +281,24 @@ def _rank_rate(now: Progress, work: FeedWork, *, then: Progress, earlier: FeedWo
     )
 
 
-def _host_rate(name: str, shares: Sequence[tuple[float, HostWork, HostWork]]) -> HostRate:
-    latest = [now for _, _, now in shares]
+def _host_rate(name: str, reports: Sequence[tuple[float, HostWork, HostWork]]) -> HostRate:
+    latest = [now for _, _, now in reports]
     workers = [now.num_workers for now in latest]
-    is_local = latest[0].is_local
 
     def rate(counter: str) -> float:
-        total = 0.0
-        for seconds, was, now in shares:
-            total += max(getattr(now, counter) - getattr(was, counter), 0) / seconds
-        return total
+        return sum(_grown(now, was, counter) / seconds for seconds, was, now in reports)
 
     return HostRate(
         name=name,
         batches_per_second=rate("batches"),
         bytes_per_second=rate("frame_bytes"),
         # A data host's workers serve all ranks, which report the same ones.
-        workers=sum(workers) if is_local else max(workers),
+        workers=sum(workers) if latest[0].is_local else max(workers),
         busy_workers=rate("busy_seconds"),
         busy_cpus=rate("cpu_seconds"),
         in_flight=sum(now.in_flight for now in latest),
         credits=sum(now.credits for now in latest),
-        moved=sum(max(now.moved - was.moved, 0) for _, was, now in shares),
+        moved=sum(round(_grown(now, was, "moved")) for _, was, now in reports),
     )
 
 
@@ -338,7 +310,6 @@ class IntervalLog:
         steps: Of the leader's own ranks.
         progress: What all ranks have reported.
         gpu_means: Of each dnn host's GPUs since the last call, by host.
-        memory: What the hosts' memory has in use.
         spent_usd: Dollars so far.
 
     Attributes:
@@ -350,7 +321,6 @@ class IntervalLog:
     steps: RunSteps
     progress: Callable[[], ProgressByRank] = dict
     gpu_means: Callable[[], Mapping[str, Sequence[GpuState]]] = dict
-    memory: Callable[[], Sequence[HostMemoryNow]] = tuple
     spent_usd: Callable[[], float | None] = lambda: None
     clock: Callable[[], float] = time.monotonic
     gpus: dict[str, dict[str, Gpu]] = field(default_factory=dict)
@@ -361,7 +331,6 @@ class IntervalLog:
         self._began = self._looked_at = self.clock()
         self._before: ProgressByRank = {}
         self._step_seconds = 0.0
-        self._is_broken = False
 
     def tick(self) -> None:
         now = self.clock()
@@ -402,7 +371,6 @@ class IntervalLog:
                 ranks=ranks,
                 hosts=hosts,
                 gpus=gpus,
-                memory=tuple(self.memory()),
             )
         )
 
@@ -416,13 +384,6 @@ class IntervalLog:
     def _write(self, interval: Interval) -> None:
         row = msgspec.json.encode(interval).decode()
         self.log.event(EventName.INTERVAL, row=row)
-        if self._is_broken:
-            return
-        try:
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(row + "\n")
-        except OSError as err:
-            # A full disk must not end the training.
-            self._is_broken = True
-            text = f"cannot write {self.path}: {err.strerror}; the training continues"
-            self.log.event(EventName.RECORD_WRITE_FAILED, text=text)
+        # A full disk must not end the training; the log has the row.
+        with suppress(OSError), self.path.open("a", encoding="utf-8") as file:
+            file.write(row + "\n")

@@ -4,13 +4,15 @@ Batches come in bursts, so a median of single steps would miss the wait that end
 are over means of blocks.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import attrgetter
 from statistics import median, quantiles
 
 import msgspec
 
 from stoker.feed import timeline
-from stoker.feed.step_times import epoch_times, shares_of, whole_run, whole_step
+from stoker.feed.step_times import epoch_times, whole_run, whole_step
 from stoker.feed.timeline import (
     MeasuredStep,
     block_means,
@@ -23,7 +25,7 @@ from stoker.feed.timeline import (
 from stoker.figures.intervals import GpuRate, Interval
 from stoker.figures.progress import ProgressByRank
 from stoker.host.gpus import Gpu, GpuSample
-from stoker.records import GpuLoad, LoaderCounts, Measured, Spread
+from stoker.records import GpuLoad, Measured, Spread
 from stoker.records.profile import GpuFigure, GpuLoads
 from stoker.units import wait_share
 
@@ -43,25 +45,28 @@ def measure(
     """
     if not ranks:
         return None
-    shares = wait_shares(ranks, progress)
+    shares = {rank: typical_wait_share(steps) for rank, steps in ranks.items()}
+    shown = waits_longest(shares)
+    for rank, report in progress.items():
+        seconds = report.steady_wait_seconds + report.steady_compute_seconds
+        if rank not in shares and seconds > 0:
+            shares[rank] = wait_share(step_seconds=seconds, wait_seconds=report.steady_wait_seconds)
     slowest = waits_longest(shares)
-    shown = waits_longest({rank: shares[rank] for rank in ranks})
-    # Of another host's rank only sums over steps are known.
-    is_shown = slowest == shown
     steps = ranks[shown]
     # Without first and last steps of epochs, which wait for workers and validate.
     kept = steady(steps)
-    whole = whole_step(steps)
     # Spreads come from means of blocks: single steps scatter with the network and the scheduler.
-    blocks = {"step_seconds": block_means(kept, lambda step: step.seconds)}
+    blocks = {"step_seconds": block_means(kept, attrgetter("seconds"))}
     step_seconds, wait_seconds = typical_step(steps)
-    if is_shown:
-        blocks["wait_seconds"] = block_means(kept, lambda step: step.wait_seconds)
-        blocks["compute_seconds"] = block_means(kept, lambda step: step.compute_seconds)
+    if slowest == shown:
+        blocks["wait_seconds"] = block_means(kept, attrgetter("wait_seconds"))
+        blocks["compute_seconds"] = block_means(kept, attrgetter("compute_seconds"))
         compute_seconds = median(blocks["compute_seconds"])
     else:
+        # Of another host's rank only sums over steps are known.
         wait_seconds = shares[slowest] * step_seconds
         compute_seconds = step_seconds - wait_seconds
+    whole = whole_step(steps)
     return Measured(
         step_seconds=step_seconds,
         wait_seconds=wait_seconds,
@@ -73,7 +78,6 @@ def measure(
         least_wait_share=min(shares.values()) if len(shares) > 1 else None,
         timeline_file=timeline.FILE.format(rank=shown),
         whole_step_seconds=whole.seconds if whole else None,
-        whole_wait_seconds=whole.wait_seconds if whole and is_shown else None,
         epochs=epoch_times(steps),
     )
 
@@ -87,38 +91,12 @@ def _samples_per_second(
     """Returns the sum over replicas, whose ranks share their samples."""
     rates = {replica_of(rank): _rate(steps) for rank, steps in ranks.items()}
     for rank, report in progress.items():
-        replica = replica_of(rank)
         # Timelines of other hosts are on their disks: only reports are here.
-        rates.setdefault(replica, 0.0)
         seconds = report.wait_seconds + report.compute_seconds + report.between_seconds
         if rank not in ranks and seconds:
-            rates[replica] = max(rates[replica], report.samples / seconds)
+            rate = report.samples / seconds
+            rates[replica_of(rank)] = max(rates.get(replica_of(rank), 0.0), rate)
     return sum(rates.values())
-
-
-def loader_counts(rows: Sequence[MeasuredStep], training: Sequence[MeasuredStep]) -> LoaderCounts:
-    """Returns which loaders' steps a rank's figures are of.
-
-    Args:
-        rows: All rows of its timeline.
-        training: Those that the figures are of.
-    """
-    shares = shares_of(rows)
-    measured = {step.loader for step in training}
-    return LoaderCounts(
-        measured=len(measured),
-        all=len(shares.steps),
-        share=shares.share_of(measured),
-    )
-
-
-def wait_shares(ranks: StepsByRank, progress: ProgressByRank) -> dict[int, float]:
-    shares = {rank: typical_wait_share(steps) for rank, steps in ranks.items()}
-    for rank, report in progress.items():
-        seconds = report.steady_wait_seconds + report.steady_compute_seconds
-        if rank not in shares and seconds > 0:
-            shares[rank] = wait_share(step_seconds=seconds, wait_seconds=report.steady_wait_seconds)
-    return shares
 
 
 def _rate(steps: Sequence[MeasuredStep]) -> float:
@@ -128,9 +106,7 @@ def _rate(steps: Sequence[MeasuredStep]) -> float:
     if run and whole and whole.seconds:
         return run.samples / run.steps / whole.seconds
     seconds = sum(step.seconds for step in steps)
-    if not seconds:
-        return 0.0
-    return sum(step.samples for step in steps) / seconds
+    return sum(step.samples for step in steps) / seconds if seconds else 0.0
 
 
 def spread_of(values: Sequence[float]) -> Spread:
@@ -149,17 +125,13 @@ def gpu_loads(intervals: Sequence[Interval], gpus: Mapping[str, Mapping[str, Gpu
     """
     # The first one has the script's start in it.
     stepping = [interval for interval in intervals if interval.steps][1:]
-    rows: dict[tuple[str, str], list[tuple[float, GpuRate]]] = {}
+    rows = defaultdict[tuple[str, str], list[tuple[float, GpuRate]]](list)
     for interval in stepping or intervals:
         for rate in interval.gpus:
-            rows.setdefault((rate.host, rate.number), []).append((interval.seconds, rate))
+            rows[rate.host, rate.number].append((interval.seconds, rate))
     loads = []
     for (host, number), of_gpu in rows.items():
         gpu = gpus[host][number]
-        figures = {
-            name: _gpu_figure((seconds, getattr(rate, name)) for seconds, rate in of_gpu)
-            for name in GpuSample.__struct_fields__
-        }
         load = GpuLoad(
             host=host,
             index=gpu.index,
@@ -168,6 +140,10 @@ def gpu_loads(intervals: Sequence[Interval], gpus: Mapping[str, Mapping[str, Gpu
             during="steps" if stepping else "command",
             seconds=sum(seconds for seconds, _ in of_gpu),
         )
+        figures = {
+            name: _gpu_figure((seconds, getattr(rate, name)) for seconds, rate in of_gpu)
+            for name in GpuSample.__struct_fields__
+        }
         loads.append(msgspec.structs.replace(load, **figures))
     return tuple(loads)
 
@@ -178,18 +154,12 @@ def _gpu_figure(parts: Iterable[tuple[float, float | None]]) -> GpuFigure | None
     if not ordered:
         return None
     whole = sum(seconds for _, seconds in ordered)
-
-    def quantile(share: float) -> float:
-        passed = 0.0
-        for value, seconds in ordered:
-            passed += seconds
-            if passed >= share * whole:
-                return value
-        return ordered[-1][0]
-
-    return GpuFigure(
-        mean=sum(value * seconds for value, seconds in ordered) / whole,
-        low=quantile(0.25),
-        median=quantile(0.5),
-        high=quantile(0.75),
-    )
+    quartiles: list[float] = []
+    passed = 0.0
+    for value, seconds in ordered:
+        passed += seconds
+        while passed >= (len(quartiles) + 1) / 4 * whole and len(quartiles) < 3:
+            quartiles.append(value)
+    low, middle, high = quartiles
+    mean = sum(value * seconds for value, seconds in ordered) / whole
+    return GpuFigure(mean=mean, low=low, median=middle, high=high)

@@ -30,6 +30,7 @@ from stoker.feed.engine.run_messages import (
     pack,
 )
 from stoker.host import machine
+from stoker.host.gpus import GpuState
 from stoker.host.processes import with_port
 from stoker.host.usage import MemoryUse, memory_use
 from stoker.launch.process import Decided, Inbox, SignalReceived
@@ -95,6 +96,7 @@ class HostClient:
         state: This host's, to begin with.
         address: Name or address of the leader.
         on_verdict: Called once, in the thread, when this launcher must end.
+        gpus: Returns the means of this host's GPUs since the last call.
 
     Attributes:
         run: What was heard last of the run.
@@ -111,6 +113,7 @@ class HostClient:
         feed: FeedSettings,
         log: Log,
         on_verdict: Callable[[Verdict], None],
+        gpus: Callable[[], tuple[GpuState, ...]] = tuple,
     ) -> None:
         self.run = RunState()
         self.verdict: Verdict | None = None
@@ -120,6 +123,8 @@ class HostClient:
         self._feed = feed
         self._log = log
         self._on_verdict = on_verdict
+        self._gpus = gpus
+        self._gpu_means: tuple[GpuState, ...] = ()
         self._due_at = self._started_at = time.monotonic()
         self._heard_at: float | None = None
         self._refused_at: float | None = None
@@ -189,9 +194,11 @@ class HostClient:
     def _say(self, connection: _Socket) -> None:
         beat = min(MAX_BEAT_SECONDS, self._feed.lease_seconds / 4)
         self._due_at = time.monotonic() + (FIRST_BEAT_SECONDS if self._heard_at is None else beat)
+        self._gpu_means = self._gpus() or self._gpu_means
+        state = replace(self._state, memory=self._memory.look(), gpus=self._gpu_means)
         # Without a connection it is said when it is due again.
         with contextlib.suppress(zmq.Again):
-            connection.send(pack(replace(self._state, memory=self._memory.look())), zmq.NOBLOCK)
+            connection.send(pack(state), zmq.NOBLOCK)
 
     def _hear(self, packed: bytes) -> None:
         try:
@@ -278,7 +285,14 @@ class HostRun:
         """Ends the training as SIGTERM to this host does; callable from any thread."""
         self.inbox.put(SignalReceived(signal.SIGTERM, is_of_rule=True))
 
-    def client(self, *, port: int = 0, batch_port: int = 0, workers: int = 0) -> HostClient:
+    def client(
+        self,
+        *,
+        port: int = 0,
+        batch_port: int = 0,
+        workers: int = 0,
+        gpus: Callable[[], tuple[GpuState, ...]] = tuple,
+    ) -> HostClient:
         """Returns this host's client, whose verdict arrives as `Decided` in the inbox."""
         assert self.keys is not None
         topology = self.topology
@@ -303,6 +317,7 @@ class HostRun:
             feed=self.settings.feed,
             log=self.log,
             on_verdict=lambda verdict: self.inbox.put(Decided(verdict.reason)),
+            gpus=gpus,
         )
 
     def tell_failure(self, reason: str) -> None:

@@ -17,7 +17,7 @@ from stoker.feed.engine.run_messages import MemoryPeak
 from stoker.feed.rank_reports import batches_by_host, read_loadings
 from stoker.feed.timeline import FILE as TIMELINE_FILE
 from stoker.figures.gpus import GpuLog
-from stoker.figures.intervals import FILE, HostMemoryNow, IntervalLog, read_intervals
+from stoker.figures.intervals import FILE, IntervalLog, read_intervals
 from stoker.figures.measured import gpu_loads
 from stoker.figures.progress import BASELINE_TIMELINE, ProgressByRank, RunSteps
 from stoker.host.gpus import GpuState
@@ -74,7 +74,6 @@ class Limits:
             steps=RunSteps(run.output, file=timeline),
             progress=lambda: self.progress,
             gpu_means=self._gpu_means,
-            memory=self._memory_now,
             spent_usd=lambda: self.spending.usd,
         )
 
@@ -97,13 +96,6 @@ class Limits:
         hosts = self._server.hosts
         others = {name: hosts.states[name].gpus for name in hosts.live}
         return {self._run.topology.host: self._gpus.take(), **others}
-
-    def _memory_now(self) -> tuple[HostMemoryNow, ...]:
-        names = [name for name in HostMemoryNow.__struct_fields__ if name != "host"]
-        return tuple(
-            HostMemoryNow(host=host, **{name: getattr(peak, name) for name in names})
-            for host, peak in self.peaks().items()
-        )
 
     def tick(self) -> None:
         """Looks at everything that is due; called about twice a second."""

@@ -7,15 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from msgspec.structs import replace
-
 from stoker.errors import UsageError
 from stoker.feed.bad_samples import join_files
 from stoker.feed.rank_reports import all_batches, counted_steps, why_unfed
 from stoker.feed.step_times import read_timelines
-from stoker.feed.timeline import FILE as TIMELINE_FILE
-from stoker.feed.timeline import read_timeline
-from stoker.figures.measured import StepsByRank, loader_counts, measure
+from stoker.figures.measured import measure
 from stoker.launch.failures import read_bounded
 from stoker.launch.host_client import HostRun
 from stoker.launch.job_environment import Trainer, hyperparameters
@@ -23,7 +19,7 @@ from stoker.launch.limits import Limits
 from stoker.launch.run_server import RunServer
 from stoker.launch.topology import platform_name
 from stoker.logs import EventName, Log, printable
-from stoker.records import Group, Host, HostMemory, Job, Json, Measured, Training, write_json
+from stoker.records import Group, Host, HostMemory, Job, Json, Training, write_json
 from stoker.records.base import word_of
 from stoker.records.hyperparameters import record_of
 from stoker.records.training import EndState, Metric
@@ -116,7 +112,6 @@ def _record(
     measured = measure(timelines, progress, replica_of=settings.feed.replica)
     waited_seconds = 0.0
     if measured is not None:
-        measured = _with_loaders(measured, output, timelines=timelines)
         waited_seconds = measured.wait_seconds * measured.steps
     steps = counted_steps(output, timelines, progress)
     trainer = Trainer.of(run)
@@ -198,14 +193,6 @@ def _listed(output: Path, log: Log) -> int:
     except (OSError, ValueError) as err:
         log.event(EventName.RECORD_WRITE_FAILED, text=f"bad samples cannot be listed: {err}")
         return 0
-
-
-def _with_loaders(measured: Measured, output: Path, *, timelines: StepsByRank) -> Measured:
-    rows = read_timeline(output / (measured.timeline_file or ""))
-    for rank, steps in timelines.items():
-        if measured.timeline_file == TIMELINE_FILE.format(rank=rank):
-            return replace(measured, loaders=loader_counts(rows, steps))
-    return measured
 
 
 def _metrics(run: HostRun, *, printed: Mapping[str, str]) -> dict[str, Metric]:

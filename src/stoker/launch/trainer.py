@@ -129,7 +129,8 @@ def _lead(
 
 def follow(run: HostRun, command: Sequence[str]) -> int:
     """Trains on another dnn host, and ends when the leader says so or is lost."""
-    client = run.client()
+    gpus = GpuLog(environ=run.environ, log=run.log)
+    client = run.client(gpus=gpus.take)
     engine = Engine(run)
     client.start()
     try:
@@ -138,11 +139,6 @@ def follow(run: HostRun, command: Sequence[str]) -> int:
         if ending:
             run.log.event(EventName.TRAINING_NOT_STARTED, reason=ending.decided)
             return HOST_LOST if ending.decided else ending.exit_code
-        gpus = GpuLog(
-            environ=run.environ,
-            log=run.log,
-            tell=lambda states: client.tell(gpus=states),
-        )
 
         def tick() -> None:
             if client.run.stage == "ending":

@@ -81,7 +81,6 @@ from stoker.records.training import GroupSpending as GroupSpending
 from stoker.records.training import Host as Host
 from stoker.records.training import HostMemory as HostMemory
 from stoker.records.training import Job as Job
-from stoker.records.training import LoaderCounts as LoaderCounts
 from stoker.records.training import Measured as Measured
 from stoker.records.training import Performance as Performance
 from stoker.records.training import StepCost as StepCost

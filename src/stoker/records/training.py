@@ -154,22 +154,6 @@ class HostMemory(Record, frozen=True, kw_only=True):
         return self.kills > 0 or self.share >= NEAR_LIMIT
 
 
-class LoaderCounts(Record, frozen=True, kw_only=True):
-    """Loaders of a training run: those whose steps are measured, and all.
-
-    A line of the script that makes a loader again over the same dataset makes one loader.
-
-    Attributes:
-        measured: Whose steps the figures are of: the one that gave most batches, or all.
-        all: That gave batches.
-        share: Share of all batches that the measured ones gave.
-    """
-
-    measured: NonNegativeInt
-    all: NonNegativeInt
-    share: NonNegativeFloat
-
-
 class Measured(Record, frozen=True, kw_only=True):
     """Measured steps, without the first ones of epochs, of the loader that dominates, or of all.
 
@@ -183,7 +167,6 @@ class Measured(Record, frozen=True, kw_only=True):
         compute_seconds: Step without its wait, in seconds.
         whole_step_seconds: Seconds of whole epochs over their steps: from the third step of the run
             to its last, with the starts of epochs and what lies between them. None: not known.
-        whole_wait_seconds: Of `whole_step_seconds`, those that wait for data. None: not known.
         epochs: What `whole_step_seconds` has beyond `step_seconds`. None: not known.
         samples_per_second: Samples of all ranks over the time of whole epochs.
         steps: Steps that were measured.
@@ -193,7 +176,6 @@ class Measured(Record, frozen=True, kw_only=True):
         rank: The rank that waits longest.
         least_wait_share: Share of a step that the rank with the shortest wait waits.
         timeline_file: CSV of the steps of that rank, else of the leader's rank that waits longest.
-        loaders: Which loaders' steps these are. None: not known.
     """
 
     step_seconds: NonNegativeFloat
@@ -207,9 +189,7 @@ class Measured(Record, frozen=True, kw_only=True):
     least_wait_share: NonNegativeFloat | None = None
     timeline_file: str | None = None
     whole_step_seconds: NonNegativeFloat | None = None
-    whole_wait_seconds: NonNegativeFloat | None = None
     epochs: EpochTimes | None = None
-    loaders: LoaderCounts | None = None
 
     @property
     def counted_seconds(self) -> float:
@@ -277,7 +257,7 @@ class Training(Record, frozen=True, kw_only=True):
         events: What happened, in order of time.
         failure: What failed, as its source reported it (a traceback, a lost host).
         mlflow_run_id: Run of MLflow.
-        steps: Batches of `measured.loaders`, else the optimizer's steps. None: not counted.
+        steps: Batches of the measured loader, else the optimizer's steps. None: not counted.
         lineage: What the run was made of, where known: job_id (the platform's own: ARN, or UID),
             image, image_digest, git (commit of the folder in which the command was typed),
             git_dirty, code (digest of the packed code, or address of its archive), input_CHANNEL,
