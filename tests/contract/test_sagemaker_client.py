@@ -167,12 +167,30 @@ def test_a_schedule_holds_its_parameters_and_replaces_the_one_of_its_name(server
     upload()
     words = ("schedule", "sagemaker", "w.yaml", "--cron")
     succeeds(*words, "rate(12 hours)")
+    # Set by hand in the console, and nothing of stoker's.
+    by_hand = {
+        "EndDate": "2027-03-01T00:00:00Z",
+        "FlexibleTimeWindow": {"Mode": "FLEXIBLE", "MaximumWindowInMinutes": 30},
+        "State": "DISABLED",
+    }
+    kept = ("Name", "ScheduleExpression", "Target")
+    mine = {name: value for name, value in scheduled().items() if name in kept}
+    call("scheduler", "UpdateSchedule", **mine, **by_hand)
+    end = scheduled()["EndDate"]
     more = ("--param", "epochs=2")
     zone = ("--time-zone", "Europe/Berlin")
     done = succeeds(*words, "cron(30 6 ? * MON-FRI *)", *zone, *more)
-    head = "schedule stoker-mnist: replaced  cron(30 6 ? * MON-FRI *)  Europe/Berlin"
+    head = (
+        "schedule stoker-mnist: replaced  cron(30 6 ? * MON-FRI *)  Europe/Berlin  "
+        "disabled, as before"
+    )
     assert done.stdout.splitlines() == [head]
     found = scheduled()
+    assert found["EndDate"] == end
+    assert (found["FlexibleTimeWindow"], found["State"]) == (
+        by_hand["FlexibleTimeWindow"],
+        "DISABLED",
+    )
     assert found["ScheduleExpression"] == "cron(30 6 ? * MON-FRI *)"
     assert found["ScheduleExpressionTimezone"] == "Europe/Berlin"
     parameters = [{"Name": "epochs", "Value": "2"}]
