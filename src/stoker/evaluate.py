@@ -30,7 +30,7 @@ from stoker.records.base import sha256_of
 from stoker.records.outcome import gate_words, outcome_of, outcome_of_gates, warnings_of
 from stoker.records.profile import busy_share
 from stoker.records.training import BUSY, Metric
-from stoker.records.workload import RecordKind, own_keys, refuse_foreign
+from stoker.records.workload import own_keys, refuse_foreign
 from stoker.units import (
     ESTIMATE,
     as_fast,
@@ -78,16 +78,9 @@ def evaluate(
         UsageError: If a record was made for another workload.
     """
     keys = own_keys(profile.workload_keys, is_elsewhere=decision.taken_elsewhere is not None)
-    profiled = msgspec.structs.replace(profile, workload_keys=keys)
-    records: tuple[tuple[RecordKind, Profile | Decision | Training], ...] = (
-        ("profile", profiled),
-        ("decision", decision),
-        ("training", training),
-    )
-    for kind, record in records:
-        refuse_foreign(
-            kind, keys=record.workload_keys, digest=record.workload_sha256, workload=workload
-        )
+    refuse_foreign("profile", keys, workload=workload)
+    refuse_foreign("decision", decision.workload_keys, workload=workload)
+    refuse_foreign("training", training.workload_keys, workload=workload)
     gates = tuple(
         _result(gate, training.metrics.get(gate.metric), champion) for gate in workload.gate
     )

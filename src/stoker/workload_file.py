@@ -17,7 +17,6 @@ from stoker.errors import UsageError
 from stoker.records import Json, Place, Workload, convert, read_text
 from stoker.records.base import Document, path_below
 from stoker.records.engine import check_engine
-from stoker.records.hyperparameters import check_hyperparameters, values_of
 from stoker.records.secrets import check_variables
 
 # In overrides, before the name of a file of values (--values).
@@ -210,7 +209,6 @@ def _check_workload(workload: Workload, place: Place) -> None:
     for is_wrong, key, what, fix in _checks(workload):
         if is_wrong:
             raise UsageError(what, where=place.at(key), fix=fix)
-    check_hyperparameters(values_of(workload.hyperparameters), place)
     check_variables(workload.environment, workload.secrets, place)
     check_engine(workload.engine_settings, taken=workload.feed.ports, place=place)
 

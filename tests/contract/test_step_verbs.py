@@ -74,7 +74,8 @@ def test_profile_takes_the_one_that_it_is_given(folder):
     # People type what a pipeline tells.
     other = json.dumps({**json.loads(WORKLOAD), "command": ["python", "other.py"]})
     (folder / "other.py").write_text("")
-    foreign = changed(folder / "profile.json", workload_sha256=sample_records.workload().digest())
+    keys = sample_records.workload().profile_keys()
+    foreign = changed(folder / "profile.json", workload_keys=keys)
     said = refused("step", "profile", other, f"--param=reuse_profile={foreign}", cwd=folder)
     assert "the profile was made for another workload" in said
 

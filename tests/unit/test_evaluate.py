@@ -213,17 +213,17 @@ def test_cost_is_measured_or_follows_from_the_plans_price():
 
 
 def test_record_of_another_workload_is_refused_and_one_made_by_hand_is_taken():
-    own, other = _workload().digest(), "f" * 64
-    records = {"profile": _profile(own), "training": _training(sha=own)}
-    evaluation = _evaluate(**records)
-    assert (evaluation.passed, evaluation.workload_sha256) == (True, own)
-    for kind, wrong in {
-        "profile": _profile(other),
-        "decision": _decision(workload_sha256=other),
-        "training": _training(sha=other),
+    keys = _workload().profile_keys()
+    records = {"profile": replace(_profile(), workload_keys=keys), "training": _training()}
+    assert _evaluate(**records).passed
+    foreign = {"workload_keys": {**keys, "command": "python other.py"}}
+    for kind, record in {
+        "profile": _profile(),
+        "decision": _decision(),
+        "training": _training(),
     }.items():
         with pytest.raises(UsageError, match=f"the {kind} was made for another workload"):
-            _evaluate(**(records | {kind: wrong}))
+            _evaluate(**(records | {kind: replace(record, **foreign)}))
 
 
 def test_the_reason_names_each_pass_gate_that_failed_with_value_and_bound():

@@ -146,8 +146,7 @@ def changed(**keys):
 
 def refused(workload, other):
     try:
-        keys, digest = workload.profile_keys(), workload.digest()
-        refuse_foreign("profile", keys=keys, digest=digest, workload=other)
+        refuse_foreign("profile", workload.profile_keys(), workload=other)
     except UsageError as err:
         return err.what
     return ""
@@ -177,7 +176,7 @@ TWO_PROCESSES = {"dnn": {"instance_type": "local.c2", "processes_per_host": 2}}
         ("command", ["python", "b.py"], "command: python train.py -> python b.py"),
         ("strategy", "torchrun", "strategy: auto -> torchrun"),
         ("cluster", TWO_HOSTS, f"{DNN}.instance_type: local.c2 -> local.c1; {DNN}.count: 1 -> 2"),
-        ("cluster", TWO_PROCESSES, f"{DNN}.processes_per_host: 1 -> 2"),
+        ("cluster", TWO_PROCESSES, f"{DNN}.processes_per_host: auto -> 2"),
     ],
 )
 def test_what_changes_a_step_is_named_with_both_values(key, value, words):

@@ -337,8 +337,8 @@ def _predicted(space: Space, cluster: Cluster, made: Estimate, width: float) -> 
         seconds_today = epochs_today.whole_step_seconds(seconds_today)
         whole = {
             "whole_step_seconds": seconds,
-            "whole_step_seconds_low": epochs.at_low().whole_step_seconds(low),
-            "whole_step_seconds_high": epochs.at_high().whole_step_seconds(high),
+            "whole_step_seconds_low": epochs.whole_step_seconds(low, pause="low_seconds"),
+            "whole_step_seconds_high": epochs.whole_step_seconds(high, pause="high_seconds"),
         }
     cpu_seconds = seconds * _capacity(cluster)
     # Without a bill CPU-seconds are compared.

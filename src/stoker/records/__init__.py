@@ -14,8 +14,7 @@ import msgspec
 
 from stoker.records.base import Json as Json
 from stoker.records.base import Place as Place
-from stoker.records.base import Record as Record
-from stoker.records.base import Scalar as Scalar
+from stoker.records.base import Record
 from stoker.records.base import close_match as close_match
 from stoker.records.base import convert as convert
 from stoker.records.base import nearest as nearest
@@ -38,7 +37,6 @@ from stoker.records.decision import Predicted as Predicted
 from stoker.records.decision import Prices as Prices
 from stoker.records.decision import Role as Role
 from stoker.records.decision import TakenElsewhere as TakenElsewhere
-from stoker.records.decision import VerdictKind as VerdictKind
 from stoker.records.decision import groups_in_words as groups_in_words
 from stoker.records.decision import plan_in_words as plan_in_words
 from stoker.records.engine import EngineCommand as EngineCommand
@@ -55,7 +53,6 @@ from stoker.records.platforms import PlatformName as PlatformName
 from stoker.records.platforms import PlatformSettings as PlatformSettings
 from stoker.records.platforms import PodSettings as PodSettings
 from stoker.records.platforms import SageMakerSettings as SageMakerSettings
-from stoker.records.platforms import ScheduleSettings as ScheduleSettings
 from stoker.records.platforms import bare_type as bare_type
 from stoker.records.profile import Check as Check
 from stoker.records.profile import EpochPause as EpochPause

@@ -4,7 +4,7 @@ docs/engines.md lists the places. `{{host}}` is a literal `{host}`; other braces
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Literal
 
 import msgspec
@@ -175,7 +175,7 @@ def check_engine(engine: EngineSettings, *, taken: Mapping[int, str], place: Pla
             what = f"port {number} is already used by {numbers[number]}"
             raise UsageError(what, where=place.at(key), fix="use another port")
         numbers[number] = key
-    _check_places("environment", whole.environment.items(), whole, place)
+    texts = {f"environment.{name}": text for name, text in whole.environment.items()}
     commands = {"leader": whole.leader, "dnn": whole.dnn, "data": whole.data}
     for role, command in commands.items():
         if command is None:
@@ -184,27 +184,19 @@ def check_engine(engine: EngineSettings, *, taken: Mapping[int, str], place: Pla
             what = f"the engine has no port {command.ready}"
             fix = nearest(command.ready, list(whole.ports))
             raise UsageError(what, where=place.at(f"engine.{role}.ready"), fix=fix)
-        words = ((f"[{index}]", word) for index, word in enumerate(command.command))
-        _check_places(f"{role}.command", words, whole, place)
-        _check_places(f"{role}.environment", command.environment.items(), whole, place)
-
-
-def _check_places(
-    key: str, texts: Iterable[tuple[str, str]], engine: EngineSettings, place: Place
-) -> None:
-    plain = (*PLAIN, *WITH_PORT, *engine.ports)
-    for name, text in texts:
+        texts |= {f"{role}.command[{at}]": word for at, word in enumerate(command.command)}
+        texts |= {f"{role}.environment.{name}": t for name, t in command.environment.items()}
+    for key, text in texts.items():
         for match in _PLACE.finditer(text):
-            word, port = match[4], match[5]
-            known = plain
-            is_known = word in plain
-            if port and word in (*WITH_PORT, TF_CONFIG):
-                known = tuple(engine.ports)
-                is_known = port in known
-            elif port:
-                is_known = False
-            # Doubled braces have no word.
-            if word and not is_known:
-                path = f"engine.{key}{'' if name[0] == '[' else '.'}{name}"
-                fix = f"{nearest(port or word, known)}; for literal braces: {{{match[0]}}}"
-                raise UsageError(f"unknown place {match[0]}", where=place.at(path), fix=fix)
+            _check_place(match, list(whole.ports), where=place.at(f"engine.{key}"))
+
+
+def _check_place(match: re.Match[str], ports: list[str], *, where: str) -> None:
+    word, port = match[4], match[5]
+    known = [*PLAIN, *WITH_PORT, *ports]
+    if port:
+        known = ports if word in (*WITH_PORT, TF_CONFIG) else []
+    # Doubled braces have no word.
+    if word and (port or word) not in known:
+        fix = f"{nearest(port or word, known)}; for literal braces: {{{match[0]}}}"
+        raise UsageError(f"unknown place {match[0]}", where=where, fix=fix)

@@ -11,16 +11,12 @@ from typing import Annotated, cast
 
 import msgspec
 
-from stoker.errors import UsageError
-from stoker.records.base import Document, Json, Place, Scalar
+from stoker.records.base import Document, Json, Scalar
 
 _Nested = Annotated[object, msgspec.Meta(extra_json_schema={"title": "JSON"})]
 # As many characters as SageMaker allows.
-HyperparameterName = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
+HyperparameterName = Annotated[str, msgspec.Meta(pattern="^[^=]+$", max_length=256)]
 Hyperparameters = dict[HyperparameterName, Scalar | list[_Nested] | dict[str, _Nested]]
-
-# As JSON writes what neither an argument of a command nor a variable can hold.
-_NUL = "\\u0000"
 
 
 def encoded(values: Document) -> dict[str, str]:
@@ -78,18 +74,3 @@ def values_of(hyperparameters: Hyperparameters) -> dict[str, Json]:
 def record_of(values: Document) -> Hyperparameters:
     """Returns hyperparameters with the type of a record's field."""
     return cast(Hyperparameters, dict(values))
-
-
-def check_hyperparameters(values: Mapping[str, object], place: Place) -> None:
-    """Raises UsageError for hyperparameters that a command cannot be given, with their key."""
-    for name, value in values.items():
-        try:
-            written = json.dumps([name, value], ensure_ascii=False)
-            # Neither a half of a surrogate pair nor a zero byte can be an argument.
-            is_fit = "=" not in name and _NUL not in written and bool(written.encode())
-        except (TypeError, ValueError):
-            is_fit = False
-        if not is_fit:
-            what = f"{value!r} cannot be an argument of a command, called --{name}"
-            fix = "write a text, number, list or mapping, and a name of letters, digits, - and _"
-            raise UsageError(what, where=place.at(f"hyperparameters.{name}"), fix=fix)

@@ -1,7 +1,7 @@
 """The profile: what a global step of the workload waits for, measured on today's cluster."""
 
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import date
 from typing import Literal
 
@@ -138,6 +138,9 @@ class EpochPause(Record, frozen=True, kw_only=True):
         )
 
 
+PauseField = Literal["seconds", "low_seconds", "high_seconds"]
+
+
 class EpochTimes(Record, frozen=True, kw_only=True):
     """Time beyond the usual steps of whole epochs, without the start of the run.
 
@@ -165,43 +168,30 @@ class EpochTimes(Record, frozen=True, kw_only=True):
     @property
     def figures(self) -> dict[str, float]:
         """The known figures by name, for metrics."""
-        figures = {} if self.steps is None else {"epoch_steps": self.steps}
-        if self.start is not None:
-            figures["epoch_start_seconds"] = self.start.seconds
-        if self.between is not None:
-            figures["between_epochs_seconds"] = self.between.seconds
+        pauses = {"epoch_start_seconds": self.start, "between_epochs_seconds": self.between}
+        figures = {name: pause.seconds for name, pause in pauses.items() if pause is not None}
+        if self.steps is not None:
+            figures["epoch_steps"] = self.steps
         return figures
 
     def pause_seconds(self) -> float:
         """Returns the seconds of an epoch's known pauses."""
         return sum(pause.seconds for pause in self.pauses)
 
-    def whole_step_seconds(self, step_seconds: float) -> float:
-        """Returns the seconds of a step with its share of all that whole epochs have beyond it."""
+    def whole_step_seconds(self, step_seconds: float, *, pause: PauseField = "seconds") -> float:
+        """Returns the seconds of a step with its share of all that whole epochs have beyond it.
+
+        Args:
+            step_seconds: Of a step within epochs.
+            pause: What counts of each pause: its mean, or a quartile.
+        """
         inside = self.inside_seconds or 0.0
-        shared = self.pause_seconds() / self.steps if self.steps else 0.0
-        return step_seconds + inside + shared
+        pauses = sum(getattr(each, pause) for each in self.pauses)
+        return step_seconds + inside + (pauses / self.steps if self.steps else 0.0)
 
     def whole_wait_seconds(self, wait_seconds: float) -> float:
         """Returns the wait of a step with its share of the waits for first batches."""
         return wait_seconds + (self.start.seconds / self.steps if self.start and self.steps else 0)
-
-    def at_low(self) -> "EpochTimes":
-        """Returns the times with each pause at its lower quartile."""
-        return self._each(lambda pause: pause.low_seconds)
-
-    def at_high(self) -> "EpochTimes":
-        """Returns the times with each pause at its upper quartile."""
-        return self._each(lambda pause: pause.high_seconds)
-
-    def _each(self, seconds_of: Callable[[EpochPause], float]) -> "EpochTimes":
-        def exactly(pause: EpochPause | None) -> EpochPause | None:
-            if pause is None:
-                return None
-            seconds = seconds_of(pause)
-            return replace(pause, seconds=seconds, low_seconds=seconds, high_seconds=seconds)
-
-        return replace(self, start=exactly(self.start), between=exactly(self.between))
 
 
 class ProfileOrigin(Record, frozen=True, kw_only=True):

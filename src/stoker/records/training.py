@@ -339,15 +339,13 @@ class Training(Record, frozen=True, kw_only=True):
     @property
     def dollars(self) -> dict[str, float]:
         """Predicted, spent and idle dollars of the run by name, if known."""
-        dollars: dict[str, float] = {}
-        if self.predicted_usd is not None:
-            dollars["predicted_usd"] = self.predicted_usd
-        if self.spent_usd is not None:
-            dollars["spent_usd"] = self.spent_usd
         idle = [group.idle_usd for group in self.spending if group.idle_usd is not None]
-        if idle:
-            dollars["idle_usd"] = sum(idle)
-        return dollars
+        known = {
+            "predicted_usd": self.predicted_usd,
+            "spent_usd": self.spent_usd,
+            "idle_usd": sum(idle) if idle else None,
+        }
+        return {name: value for name, value in known.items() if value is not None}
 
     @property
     def cause(self) -> str:
@@ -497,12 +495,6 @@ class Evaluation(Record, frozen=True, kw_only=True):
     performance: Performance | None = None
 
     @property
-    def values(self) -> dict[str, float]:
-        """The gates' metrics that are numbers."""
-        reported = {each.metric: each.value for each in self.gates if each.value is not None}
-        return numbers_of(reported)
-
-    @property
     def numbers(self) -> dict[str, float]:
         """The metrics that are numbers."""
         return numbers_of(self.metrics)
@@ -605,11 +597,11 @@ def copied_to(
     """
     measured = record.measured
     if measured and measured.timeline_file:
-        name = _next_to(run_dir / measured.timeline_file, file)
+        name = _next_to(file, run_dir / measured.timeline_file)
         measured = replace(measured, timeline_file=name)
     for name in FILES_BESIDE:
         if (run_dir / name).is_file():
-            _next_to(run_dir / name, file)
+            _next_to(file, run_dir / name)
     return replace(record, measured=measured, model_uri=model_uri or record.model_uri)
 
 
@@ -620,8 +612,8 @@ def file_beside(record_file: Path, name: str) -> Path | None:
     return next((file for file in files if file.is_file()), None)
 
 
-def _next_to(kept: Path, record_file: Path) -> str:
-    """Returns a file's path relative to its record, copying it if needed."""
+def _next_to(record_file: Path, kept: Path) -> str:
+    """Returns a file's path relative to a record, copying it if needed."""
     if record_file.parent.resolve() == kept.parent.resolve():
         return kept.name
     copied = record_file.with_name(f"{record_file.stem}-{kept.name}")

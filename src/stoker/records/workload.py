@@ -50,9 +50,8 @@ _MANAGED = r"arn:aws[a-z-]*:sagemaker:[a-z0-9-]*:[0-9]{12}:mlflow-[a-zA-Z-]*/.*"
 _VERBS = {"profile": "profile", "decision": "decide", "training": "train"}
 # Of a pipeline's run id, in the names of the run's jobs.
 _ID_CHARACTERS = 8
-# Of a run's folder; and of its branch, of which Kubernetes shows the most in a name of 40.
+# Of a run's folder.
 _MAX_RUN_NAME = 63
-_MAX_BRANCH = 20
 _BRANCH_DIGEST = 6
 
 
@@ -209,19 +208,17 @@ class Gate(Record, frozen=True, kw_only=True):
 
     def against(self, champion: float | None) -> "Gate":
         """Returns the gate with its bounds relative to a champion's value made absolute."""
-        if champion is None:
-            return Gate(metric=self.metric, min=self.min, max=self.max)
-        low = []
-        high = []
-        if self.min is not None:
-            low.append(self.min)
-        if self.min_champion is not None:
-            low.append(champion + self.min_champion)
-        if self.max is not None:
-            high.append(self.max)
-        if self.max_champion is not None:
-            high.append(champion + self.max_champion)
-        return Gate(metric=self.metric, min=max(low, default=None), max=min(high, default=None))
+        low = (self.min, _changed(champion, self.min_champion))
+        high = (self.max, _changed(champion, self.max_champion))
+        return Gate(
+            metric=self.metric,
+            min=max((bound for bound in low if bound is not None), default=None),
+            max=min((bound for bound in high if bound is not None), default=None),
+        )
+
+
+def _changed(value: float | None, by: float | None) -> float | None:
+    return None if value is None or by is None else value + by
 
 
 ReplaceDataLoader = Literal["auto"] | bool
@@ -385,24 +382,21 @@ def workload_keys(
     """Returns the keys of a workload that a measurement depends on, with their values as text."""
     keys = {"command": shlex.join(command), "strategy": strategy, "engine": engine}
     if today:
-        name = bare_type(today.instance_type)
-        # Without accelerators there is one process anyway.
-        alone = 1 if name.startswith("local.") else "auto"
         keys |= {
-            "cluster.dnn.instance_type": name,
+            "cluster.dnn.instance_type": bare_type(today.instance_type),
             "cluster.dnn.count": f"{today.count}",
-            "cluster.dnn.processes_per_host": f"{today.processes_per_host or alone}",
+            "cluster.dnn.processes_per_host": f"{today.processes_per_host or 'auto'}",
         }
     return keys
 
 
-def own_keys(keys: Mapping[str, str] | None, *, is_elsewhere: bool) -> dict[str, str] | None:
+def own_keys(keys: Mapping[str, str] | None, *, is_elsewhere: bool) -> dict[str, str]:
     """Returns the keys that apply to what is made from a profile: elsewhere, none of its hosts."""
-    if keys is None or not is_elsewhere:
-        if keys:
-            return {**keys}
-        return None
-    return {key: value for key, value in keys.items() if not key.startswith("cluster.")}
+    return {
+        key: value
+        for key, value in (keys or {}).items()
+        if not (is_elsewhere and key.startswith("cluster."))
+    }
 
 
 RecordKind = Literal["profile", "decision", "training"]
@@ -410,17 +404,15 @@ RecordKind = Literal["profile", "decision", "training"]
 
 def refuse_foreign(
     kind: RecordKind,
-    *,
     keys: Mapping[str, str] | None,
-    digest: str | None,
+    *,
     workload: "Workload",
     where: str = "",
     fix: str = "",
 ) -> None:
-    """Refuses a record that was made for another workload.
+    """Refuses a record that was made for another workload, as its keys tell.
 
-    Only keys that both have are compared: a bare command names no cluster. A record without digest
-    and keys is accepted.
+    Only keys that both have are compared: a bare command names no cluster.
 
     Args:
         where: The file or option that names the record.
@@ -429,32 +421,34 @@ def refuse_foreign(
     Raises:
         UsageError: With each key that differs, and both values.
     """
-    keys = keys or {}
-    wanted = workload.profile_keys()
-    # An equal digest wins over the command's text, which hosts write with its arguments. With
-    # another learning rate it is another training run, but the same profile and decision.
-    is_same = digest in (None, workload.digest())
-    if kind != "training":
-        names = workload.profile.same_cost
-        is_same = is_same or _of_step(keys, names) == _of_step(wanted, names)
+    # With another learning rate it is another training run, but the same profile and decision.
+    same = () if kind == "training" else workload.profile.same_cost
+    known = keys or {}
     differing = [
-        f"{key}: {keys[key]} -> {value}"
-        for key, value in wanted.items()
-        if keys.get(key, value) != value and (key.startswith("cluster.") or not is_same)
+        f"{key}: {known[key]} -> {value}"
+        for key, value in workload.profile_keys().items()
+        if key in known and _step_words(known[key], same) != _step_words(value, same)
     ]
-    if differing or not is_same:
+    if differing:
         raise UsageError(
-            f"the {kind} was made for another workload: "
-            + ("; ".join(differing) or "its command, strategy or engine differs"),
+            f"the {kind} was made for another workload: {'; '.join(differing)}",
             where=where or kind,
             fix=fix or f"use this workload's {kind}, or make it: stoker {_VERBS[kind]}",
         )
 
 
-def _of_step(keys: Mapping[str, str], names: Collection[str]) -> list[object]:
-    """Returns the keys that a step's cost depends on, the cluster apart."""
-    command = shlex.split(keys.get("command", ""))
-    return [without_same_cost(command, names), keys.get("strategy"), keys.get("engine")]
+def _step_words(command: str, same_cost: Collection[str]) -> list[str]:
+    """Returns a command's words without options that do not change a step's cost: `--lr 0.1`."""
+    kept = []
+    words = iter(shlex.split(command))
+    for word in words:
+        name, equals, _ = word.partition("=")
+        if not word.startswith("--") or not is_same_cost(name, same_cost):
+            kept.append(word)
+        elif not equals:
+            # Its value.
+            next(words, None)
+    return kept
 
 
 def is_same_cost(name: str, names: Iterable[str]) -> bool:
@@ -462,40 +456,8 @@ def is_same_cost(name: str, names: Iterable[str]) -> bool:
     return _plain(name) in map(_plain, names)
 
 
-def without_same_cost(command: Sequence[str], names: Collection[str]) -> tuple[str, ...]:
-    """Returns a command without options that do not change a step's cost: --lr 0.1, or --lr=0.1.
-
-    None is left out where `--` separates words for another program.
-    """
-    if "--" in command:
-        return tuple(command)
-    kept = []
-    is_value = False
-    for word, following in zip(command, [*command[1:], "--"], strict=False):
-        name, equals, _ = word.partition("=")
-        is_free = word.startswith("--") and is_same_cost(name, names)
-        has_value = bool(equals) or not following.startswith("--")
-        if not is_value and not (is_free and has_value):
-            kept.append(word)
-        is_value = not is_value and is_free and has_value and not equals
-    return tuple(kept)
-
-
 def _plain(name: str) -> str:
     return name.lower().replace("-", "_").lstrip("_")
-
-
-def branch_name(branch: str, *, most: int) -> str:
-    """Returns a branch as a part of names; a digest ends it where it cannot stand as it is."""
-    plain = re.sub(r"[^a-z0-9]+", "-", branch.lower()).strip("-")
-    if plain == branch and len(plain) <= most:
-        return plain
-    digest = hashlib.sha256(branch.encode()).hexdigest()[:_BRANCH_DIGEST]
-    return f"{plain[: max(most - _BRANCH_DIGEST - 1, 0)].rstrip('-')}-{digest}".strip("-")
-
-
-def _short_id(run_id: str) -> str:
-    return run_id[:_ID_CHARACTERS].lower().strip("-")
 
 
 class Workload(PlatformSettings, frozen=True, kw_only=True):
@@ -613,12 +575,7 @@ class Workload(PlatformSettings, frozen=True, kw_only=True):
         }
         if self.platform_info.is_this_machine:
             kinds = {"shared"}
-        # Unknown if channels are of both kinds, or none is named as the data: the script may read
-        # that from a shared disk.
-        is_data = kinds != {"per_host"} or bool({"train", "training"} & self.channels.keys())
-        if len(kinds) == 1 and is_data:
-            return kinds.pop()
-        return "unknown"
+        return kinds.pop() if len(kinds) == 1 else "unknown"
 
     def run_name(self, run_id: str, *, branch: str = "") -> str:
         """Returns the job's name for a pipeline's run: the same on a retry, else another one.
@@ -627,11 +584,14 @@ class Workload(PlatformSettings, frozen=True, kw_only=True):
             run_id: Id of the pipeline's run.
             branch: Which of the run's training jobs it is; empty: its only one.
         """
-        short = _short_id(run_id)
-        room = _MAX_RUN_NAME - len(f"{self.name}--{short}-profile")
+        short = run_id[:_ID_CHARACTERS].lower().strip("-")
         if not branch:
             return f"{self.name}-{short}"
-        return f"{self.name}-{branch_name(branch, most=min(room, _MAX_BRANCH))}-{short}"
+        part = re.sub(r"[^a-z0-9]+", "-", branch.lower()).strip("-")
+        room = _MAX_RUN_NAME - len(f"{self.name}--{short}-profile")
+        if part != branch or len(part) > room:
+            part = hashlib.sha256(branch.encode()).hexdigest()[:_BRANCH_DIGEST]
+        return f"{self.name}-{part}-{short}"
 
     def digest(self) -> str:
         """Returns the digest of command, strategy and engine: 64 hexadecimal digits.

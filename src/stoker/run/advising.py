@@ -120,8 +120,7 @@ def profile_of_run(
         found = read_json(given_profile(workload, given), Profile)
         refuse_foreign(
             "profile",
-            keys=found.workload_keys,
-            digest=found.workload_sha256,
+            found.workload_keys,
             workload=workload,
             where="--param reuse_profile",
         )
@@ -244,8 +243,7 @@ def decide_for(
         # An override asks "what if"; the profile belongs to the workload without it.
         refuse_foreign(
             "profile",
-            keys=own_keys(profile.workload_keys, is_elsewhere=take_as is not None),
-            digest=profile.workload_sha256,
+            own_keys(profile.workload_keys, is_elsewhere=take_as is not None),
             workload=read_with_params(workload_file, overrides=()),
             where=str(file),
             fix="profile again: stoker profile WORKLOAD",

@@ -72,8 +72,7 @@ def latest_run_dir(workload: Workload, *, needs: Sequence[str]) -> Path:
     ran = read_json(newest / "workload.json", Workload)
     refuse_foreign(
         "profile",
-        keys=ran.profile_keys(),
-        digest=ran.digest(),
+        ran.profile_keys(),
         workload=workload,
         where=str(newest),
         fix="leave --from out: what was changed needs a new profile",

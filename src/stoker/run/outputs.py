@@ -230,10 +230,8 @@ def figures_of(record: Record) -> dict[str, float]:
 def metrics_of(record: Record) -> dict[str, float]:
     """Returns the metrics that a component's script reported, as far as its record has them."""
     match record:
-        case Training():
+        case Training() | Evaluation():
             return record.numbers
-        case Evaluation():
-            return record.values
     return {}
 
 

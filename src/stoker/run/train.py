@@ -105,8 +105,7 @@ def prepare(
         return job
     refuse_foreign(
         "decision",
-        keys=decision.workload_keys,
-        digest=decision.workload_sha256,
+        decision.workload_keys,
         workload=workload,
         where=f"workload {workload.name}",
         fix="decide again: stoker decide PROFILE --workload WORKLOAD",
