@@ -259,9 +259,7 @@ def test_hosts_without_nodes_are_told_once_and_end_the_wait_after_wait_minutes(a
         api.pod_finds_no_node(pod, NO_NODE)
     until(lambda: f"2 of 2 data hosts wait: pod {NAME}" in followed.status, what="it is told")
     assert followed.status.count(NO_NODE) == 2
-    clock.ahead += 120 * 60 - 30
-    until(lambda: followed.status.count(NO_NODE) == 4, what="it is told again")
-    clock.ahead += 60
+    clock.ahead += 120 * 60
     error = followed.failed()
     assert isinstance(error, NoCapacityError)
     assert (error.types, error.may_pass) == ({"g5.2xlarge"}, False)

@@ -221,7 +221,7 @@ def test_a_fault_of_the_cluster_ends_no_training(
     tmp_path, monkeypatch, follow, api, proxy, part, fault
 ):
     clock = SimpleNamespace(ahead=0.0)
-    monkeypatch.setattr("stoker.platforms.kubernetes.pod_log.MAX_DELAY_SECONDS", 0.2)
+    monkeypatch.setattr("stoker.platforms.kubernetes.pod_log.DELAY_SECONDS", 0.2)
     of_cluster = {"sleep": lambda s: time.sleep(min(s, 0.05))}
     of_cluster["clock"] = lambda: time.monotonic() + clock.ahead
     followed = follow(submitted(tmp_path / "run", **of_cluster))

@@ -12,7 +12,7 @@ import pytest
 
 from stoker.host.processes import free_ports
 from stoker.platforms.kubernetes import KubernetesPlatform
-from stoker.platforms.kubernetes.pod_outputs import OutputParts
+from stoker.platforms.kubernetes.pod_log import OutputParts
 from support.kubernetes_jobs import job
 from support.local_job import marked_processes, until
 from support.processes import started

@@ -9,7 +9,7 @@ import yaml
 
 from stoker.logs import Log
 from stoker.platforms.base import JobSpec
-from stoker.platforms.kubernetes.pod_outputs import log_files
+from stoker.platforms.kubernetes.pod_log import log_files
 from stoker.records import Group, Json, ProfileSettings
 from stoker.workload_file import workload_from
 

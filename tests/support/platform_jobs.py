@@ -357,7 +357,7 @@ def use_kube_config(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
     for name in ("POD_NAME", "POD_UID", "POD_RUN_ID", "KFP_POD_NAME", "KFP_POD_UID"):
         monkeypatch.delenv(name, raising=False)
     # The cluster is near, and nothing is claimed of how long a back-off or a tick is.
-    monkeypatch.setattr("stoker.platforms.kubernetes.pod_log.MIN_DELAY_SECONDS", 0.02)
+    monkeypatch.setattr("stoker.platforms.kubernetes.pod_log.DELAY_SECONDS", 0.02)
     monkeypatch.setattr("stoker.platforms.kubernetes.run.POLL_SECONDS", 0.1)
     monkeypatch.setattr("stoker.platforms.kubernetes.run.TICK_SECONDS", 0.05)
 

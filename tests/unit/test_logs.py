@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from stoker.logs import Log, parse_line, printable
 from stoker.platforms.aws import Aws
 from stoker.platforms.base import LogLine
-from stoker.platforms.log_files import LogFiles
 from stoker.platforms.sagemaker.job import LATE_MILLIS, LOG_GROUP, JobLog
 from support.log_stubs import stubbed_logs
 
@@ -44,19 +43,6 @@ def test_a_stream_that_takes_no_line_does_not_end_the_job(stream, monkeypatch):
     Log(run="r", host="h", stream=stream).event("still_here")
     monkeypatch.setattr("sys.stderr", stream)
     Log(run="r", host="h").event("still_here")
-
-
-def line(text: str) -> LogLine:
-    return LogLine(group="dnn", host="a", text=text)
-
-
-def test_a_log_takes_no_more_than_its_limit(tmp_path, monkeypatch):
-    monkeypatch.setattr("stoker.platforms.log_files.MAX_LOG_BYTES", 20)
-    files = LogFiles(tmp_path)
-    for number in range(9):
-        files.write(line(f"step {number}"))
-    files.close()
-    assert (tmp_path / "dnn-a.log").read_text() == "step 0\nstep 1\nstep 2\n"
 
 
 @pytest.fixture

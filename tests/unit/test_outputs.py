@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 
 from stoker.logs import Log
-from stoker.platforms.kubernetes.pod_outputs import (
+from stoker.platforms.kubernetes.pod_log import (
     PART_CHARACTERS,
     OutputParts,
     log_files,

@@ -20,7 +20,7 @@ from stoker.feed.timeline import (
     timeline_ranks,
     waits_longest,
 )
-from stoker.platforms.log_files import FileTail
+from stoker.platforms.follow import FileTail
 from stoker.units import wait_share, wait_words
 
 # Of the steps as they are, which a profile measures first.

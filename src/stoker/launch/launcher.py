@@ -126,7 +126,7 @@ def _serve(run: HostRun) -> int:
 def _leave_in_pod(run: HostRun, *, exit_code: int) -> None:
     """Writes a dnn host's outputs to the pod's log and termination message."""
     # Here: only hosts in a pod load the platform.
-    from stoker.platforms.kubernetes.pod_outputs import log_files
+    from stoker.platforms.kubernetes.pod_log import log_files
 
     topology = run.topology
     under = "stoker" if topology.is_leader else f"stoker/{topology.host}"

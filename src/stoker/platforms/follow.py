@@ -1,20 +1,78 @@
-"""The loop that follows a job on a service."""
+"""The loop that follows a job on a service; its hosts' log files, and a file that grows, read."""
 
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import IO, BinaryIO
 
 from stoker.errors import PlatformError, ServiceError
 from stoker.logs import Log
-from stoker.platforms.base import JobEnd, LogLine, Run
-from stoker.platforms.log_files import LogFiles
+from stoker.platforms.base import JobEnd, JobSpec, LogLine, Run
 
 # How long a terminal follows a job that it cannot see: control planes are upgraded while jobs run.
 # A pipeline's step follows it for as long as the job may last.
 UNREACHABLE_SECONDS = 900.0
-# A reason that was not seen for this time is reported again.
-TOLD_SECONDS = 600.0
+
+
+class LogFiles:
+    """GROUP-HOST.log files of a run; those of an earlier attempt are replaced."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._open: dict[str, IO[str]] = {}
+        self._written: set[str] = set()
+
+    def write(self, line: LogLine) -> None:
+        # Both names come from a log: no name must lead out of the folder.
+        name = f"{line.group}-{line.host}.log".replace("/", "_")
+        # On a full disk the job continues without its log; another thread may have closed it.
+        with suppress(OSError, ValueError):
+            if name not in self._open:
+                self._folder.mkdir(parents=True, exist_ok=True)
+                mode = "a" if name in self._written else "w"
+                self._open[name] = (self._folder / name).open(mode, encoding="utf-8")
+                self._written.add(name)
+            self._open[name].write(line.text + "\n")
+            self._open[name].flush()
+
+    def close(self) -> None:
+        """Closes the files, which the next line opens again; may be called twice."""
+        while self._open:
+            with suppress(OSError):
+                self._open.popitem()[1].close()
+
+
+class FileTail:
+    """Whole lines that were added to a file since the last read."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: BinaryIO | None = None
+        self._rest = b""
+
+    def read(self, *, is_last: bool = False) -> Iterator[str]:
+        """Yields the new lines, without their ends; with `is_last` also an unfinished one."""
+        if self._file is None:
+            if not self._path.exists():
+                return
+            self._file = self._path.open("rb")
+        for piece in self._file:
+            self._rest += piece
+            if piece.endswith(b"\n"):
+                yield self._rest.decode(errors="replace").rstrip("\r\n")
+                self._rest = b""
+        # A progress bar may have no line end for hours: its last state is kept.
+        self._rest = self._rest[self._rest.rstrip(b"\r").rfind(b"\r") + 1 :]
+        if is_last and self._rest:
+            yield self._rest.decode(errors="replace")
+            self._rest = b""
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
 
 class FollowedRun(Run):
@@ -22,9 +80,8 @@ class FollowedRun(Run):
 
     Args:
         name: Name of the job at its service.
-        run: Its name in stoker's log.
+        job: What was submitted.
         service: Name of the service, in lines that no host wrote.
-        way_back: The command that follows the job again.
         way_to_stop: The command that ends it.
         is_step: Whether a pipeline's step follows it, whose next attempt adopts it.
         may_last_seconds: How long the job may last; for a step.
@@ -36,10 +93,8 @@ class FollowedRun(Run):
         self,
         name: str,
         *,
-        run: str,
+        job: JobSpec,
         service: str,
-        log_folder: Path,
-        way_back: str,
         way_to_stop: str,
         is_step: bool,
         may_last_seconds: float,
@@ -48,12 +103,12 @@ class FollowedRun(Run):
         self._service = service
         self._is_step = is_step
         self._patience_seconds = may_last_seconds if is_step else UNREACHABLE_SECONDS
-        self._way_back = way_back
+        self._way_back = f"the same command with --name {job.run_name}"
         self._way_to_stop = way_to_stop
-        # Reasons of failed looks, and when each was last seen.
-        self._failures: dict[str, float] = {}
-        self._log = Log(run=run, host=service)
-        self._files = LogFiles(log_folder)
+        # Reasons of failed calls that were told.
+        self._failures: set[str] = set()
+        self._log = Log(run=job.name, host=service)
+        self._files = LogFiles(job.run_dir / "logs")
         self._waiting: deque[LogLine] = deque()
         self._is_drained = False
         # Left to the next follower: `stop` does not end it.
@@ -112,7 +167,7 @@ class FollowedRun(Run):
         """Returns whether the pipeline's run is known to be cancelled; blocks for seconds only."""
         return False
 
-    def _endure(self, error: PlatformError, *, now: float, failing_seconds: float) -> None:
+    def _endure(self, error: PlatformError, *, failing_seconds: float) -> None:
         """Reports a failed look at the job.
 
         Raises:
@@ -120,23 +175,22 @@ class FollowedRun(Run):
         """
         if failing_seconds >= self._patience_seconds:
             self._is_left = True
-            self._close_files()
+            self._files.close()
             raise PlatformError(
                 f"{error.what}, for {failing_seconds / 60:.0f} minutes",
                 where=error.where,
                 fix="; ".join(filter(None, (error.fix, self._words_of_leaving))),
             ) from error
-        self._tell_failure(error, now=now)
+        self._tell_failure(error)
 
-    def _tell_failure(self, error: PlatformError, *, now: float) -> None:
+    def _tell_failure(self, error: PlatformError) -> None:
         """Tells of a failed call, once for each reason."""
         # Texts of services have ids that differ each time, but a missing right is named.
         reason = error.what
         if isinstance(error, ServiceError) and error.kind != "denied":
             reason = f"{error.kind} {error.code}"
-        last = self._failures.get(reason, float("-inf"))
-        self._failures[reason] = now
-        if now >= last + TOLD_SECONDS:
+        if reason not in self._failures:
+            self._failures.add(reason)
             fix = f"; {error.fix}" if error.fix else ""
             self._say(f"{error.what}; retrying, and the job continues{fix}")
 
@@ -155,6 +209,3 @@ class FollowedRun(Run):
         for line in lines:
             self._waiting.append(line)
             self._files.write(line)
-
-    def _close_files(self) -> None:
-        self._files.close()

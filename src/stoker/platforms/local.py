@@ -8,8 +8,8 @@ name any other type, and then gets the whole machine.
 import contextlib
 import fcntl
 import json
+import math
 import os
-import queue
 import re
 import secrets
 import shutil
@@ -19,8 +19,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent import futures
-from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -42,7 +40,7 @@ from stoker.platforms.base import (
     leader_record,
     run_settings,
 )
-from stoker.platforms.log_files import FileTail
+from stoker.platforms.follow import FileTail
 from stoker.records import Event, Group, Json, Role
 from stoker.records.engine import EngineHost, completed
 from stoker.records.hyperparameters import encoded
@@ -71,8 +69,7 @@ class LocalHost:
     """A host of a local run.
 
     Attributes:
-        cores: Cores that it is pinned to; empty if unpinned.
-        num_cores: Number of cores of its instance type.
+        cores: Cores that it is pinned to, where the system can.
     """
 
     name: str
@@ -80,7 +77,6 @@ class LocalHost:
     role: Role
     instance_type: str
     cores: tuple[int, ...]
-    num_cores: int
     processes: int = 1
 
 
@@ -139,14 +135,16 @@ class LocalPlatform(Platform[LocalRequest]):
             number -= group.count
             size = self._num_cores(group, job)
             for index in range(group.count):
+                # Wraps around: then hosts share cores.
+                places = range(offset, offset + min(size, len(self._cores)))
+                cores = {self._cores[place % len(self._cores)] for place in places}
                 hosts.append(
                     LocalHost(
                         name=f"algo-{number + index + 1}",
                         group=group.name,
                         role=group.role,
                         instance_type=group.instance_type,
-                        cores=self._slice(offset, size) if self._can_pin else (),
-                        num_cores=size,
+                        cores=tuple(sorted(cores)),
                         processes=group.processes_per_host or 1,
                     )
                 )
@@ -205,25 +203,34 @@ class LocalPlatform(Platform[LocalRequest]):
             "local.c2 for two, ...; a job of one host may name the type that this machine is",
         )
 
-    def _slice(self, offset: int, size: int) -> tuple[int, ...]:
-        count = len(self._cores)
-        # Wraps around: then hosts share cores, which `plan` reports.
-        return tuple(sorted({self._cores[(offset + i) % count] for i in range(min(size, count))}))
-
 
 @dataclass(slots=True)
 class StartedHost:
-    """A host whose launcher was started."""
+    """A host whose launcher was started.
+
+    Attributes:
+        marker: In the environment of all its processes; some may leave its session.
+        ended_at: When its end was seen; infinite before.
+    """
 
     host: LocalHost
     process: "subprocess.Popen[bytes]"
-    # In the environment of all its processes; some may leave its session.
     marker: bytes
-    ended_at: float | None = None
+    is_terminated: bool = False
+    ended_at: float = math.inf
+
+    def kill(self) -> bool:
+        """Kills all its processes; returns False if some remain after KILL_SECONDS."""
+        self.process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(KILL_SECONDS)
+        return kill_all(self.process.pid, self.marker)
 
 
 class LocalRun(Run):
     """A job on this machine: creating it starts the hosts, `stop` ends them.
+
+    Its hosts are looked at only while `lines`, `wait` or `stop` runs.
 
     Raises:
         UsageError: If a channel's folder does not exist.
@@ -237,20 +244,18 @@ class LocalRun(Run):
         self._token_file = (job.run_dir / TOKEN_FILE).absolute()
         self._events: list[Event] = []
         self._failure = ""
-        self._is_stopping = threading.Event()
-        self._stopped_by_caller = False
-        # Interrupted while it stops.
-        self._is_hurried = threading.Event()
-        self._end: Future[JobEnd] = Future()
+        # When its end began, without its leader's doing; and whether `stop` asked for it.
+        self._stopping_at = math.inf
+        self._is_stopped = False
+        # Any thread may call `stop`.
+        self._looking = threading.Lock()
+        self._end: JobEnd | None = None
         self._hosts: list[StartedHost] = []
-        self._said: queue.SimpleQueue[LogLine] = queue.SimpleQueue()
-        self._lock: int | None = None
         if request.not_comparable:
-            words = f"{NOT_COMPARABLE}: {request.not_comparable}"
-            self._note(words)
-            self._said.put(LogLine(group=LocalPlatform.name, host="status", text=words))
+            self._note(f"{NOT_COMPARABLE}: {request.not_comparable}")
+        # Held until all hosts have ended: they inherit it.
+        self._lock = lock_run_folder(job.run_dir, run=job.name)
         try:
-            self._lock = lock_run_folder(job.run_dir, run=job.name)
             self._start(environ)
         except BaseException as err:
             self._clean_up()
@@ -258,7 +263,6 @@ class LocalRun(Run):
                 what = f"the local run cannot start: {err.strerror or err}"
                 raise PlatformError(what, where=str(err.filename or job.run_dir)) from None
             raise
-        threading.Thread(target=self._watch, name=f"run {self.name}", daemon=True).start()
 
     @property
     def launchers(self) -> Mapping[str, int]:
@@ -266,35 +270,42 @@ class LocalRun(Run):
         return {started.host.name: started.process.pid for started in self._hosts}
 
     def lines(self) -> Iterator[LogLine]:
+        if self._request.not_comparable:
+            words = f"{NOT_COMPARABLE}: {self._request.not_comparable}"
+            yield LogLine(group=LocalPlatform.name, host="status", text=words)
         tails = [(host, FileTail(self._request.log_file(host))) for host in self._request.hosts]
         is_last = False
         while not is_last:
             # Before reading, so that the last lines are read, too.
-            is_last = self._end.done()
-            while not self._said.empty():
-                yield self._said.get()
+            is_last = self._has_ended()
             for host, tail in tails:
                 for text in tail.read(is_last=is_last):
                     yield LogLine(group=host.group, host=host.name, text=text)
             if not is_last:
-                futures.wait([self._end], _POLL_SECONDS)
+                time.sleep(_POLL_SECONDS)
         for _, tail in tails:
             tail.close()
 
     def wait(self) -> JobEnd:
-        return self._end.result()
+        while not self._has_ended():
+            time.sleep(_POLL_SECONDS)
+        assert self._end
+        return self._end
 
     def stop(self) -> None:
         """Stops the job; blocks for GRACE_SECONDS plus the time to kill; an interrupt kills it."""
-        if not self._end.done():
-            self._stopped_by_caller = True
-            self._is_stopping.set()
-        kill_seconds = KILL_SECONDS * (len(self._hosts) + 1)
-        try:
-            futures.wait([self._end], GRACE_SECONDS + kill_seconds)
-        except (KeyboardInterrupt, TerminatedError):
-            self._is_hurried.set()
-            futures.wait([self._end], kill_seconds)
+        if not self._has_ended():
+            self._is_stopped = True
+            self._stopping_at = min(self._stopping_at, time.monotonic())
+        kill_seconds = KILL_SECONDS * 2 * len(self._hosts)
+        deadline = time.monotonic() + GRACE_SECONDS + kill_seconds
+        while time.monotonic() < deadline:
+            try:
+                if self._has_ended():
+                    return
+                time.sleep(_POLL_SECONDS)
+            except (KeyboardInterrupt, TerminatedError):
+                self._stopping_at = -math.inf
 
     def _start(self, environ: Mapping[str, str]) -> None:
         request = self._request
@@ -305,154 +316,114 @@ class LocalRun(Run):
         self._token_file.write_text(secrets.token_hex(32), encoding="ascii")
         taken: set[int] = set()
         ports = {host.name: free_ports(taken) for host in request.hosts}
-        self._write_settings(taken)
+        settings = replace(run_settings(request.job), engine_hosts=_engine_hosts(request, taken))
+        (request.job.run_dir / RUN_FILE).write_text(settings.to_json(), encoding="utf-8")
         # Processes of a killed launcher become children of this process, which kills them.
         spawn.adopt_orphans()
         for host in request.hosts:
             variables = host_variables(request, host, environ=environ, ports=ports)
-            self._hosts.append(self._started(host, variables))
+            log_file = request.log_file(host)
+            log_file.parent.mkdir(parents=True, exist_ok=True)
+            # -P: a module in the working directory must not stand in for one of ours.
+            launcher = (sys.executable, "-P", "-m", "stoker.cli", "launch", "--")
+            with log_file.open("wb") as log:
+                process = subprocess.Popen(
+                    # SIGTERM, so that hosts drain when this process is killed.
+                    spawn.wrapped(
+                        (*launcher, *request.job.command),
+                        signal_number=signal.SIGTERM,
+                        cores=host.cores,
+                    ),
+                    env=variables,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    # Ctrl-C then reaches only this process, which stops the leader first.
+                    start_new_session=True,
+                    pass_fds=(self._lock,),
+                )
+            marker = f"\0STOKER_BASE_DIR={request.base_dir(host)}\0".encode()
+            self._hosts.append(StartedHost(host, process, marker))
 
-    def _write_settings(self, taken: set[int]) -> None:
-        """Writes run.json, with free ports for the engine's servers, which are added to `taken`."""
-        job = self._request.job
-        servers = sorted(completed(job.settings.engine).ports)
-        engine = {}
-        for host in self._request.hosts if servers else ():
-            first = free_ports(taken, count=len(servers))
-            ports = {name: first + index for index, name in enumerate(servers)}
-            engine[host.name] = EngineHost(address=LOOPBACK, ports=ports)
-        settings = replace(run_settings(job), engine_hosts=engine)
-        (job.run_dir / RUN_FILE).write_text(settings.to_json(), encoding="utf-8")
+    def _has_ended(self) -> bool:
+        """Looks at the hosts, and ends those that are to end; returns whether all have."""
+        with self._looking:
+            if self._end is None:
+                self._look()
+            return self._end is not None
 
-    def _started(self, host: LocalHost, variables: Mapping[str, str]) -> StartedHost:
-        """Starts the launcher of `host` in a new session, with its output in the log file."""
-        request = self._request
-        log_file = request.log_file(host)
-        log_file.parent.mkdir(parents=True, exist_ok=True)
-        # -P: a module in the working directory must not stand in for one of ours.
-        launcher = (sys.executable, "-P", "-m", "stoker.cli", "launch", "--", *request.job.command)
-        with log_file.open("wb") as log:
-            process = subprocess.Popen(
-                # SIGTERM, so that hosts drain when this process is killed.
-                spawn.wrapped(launcher, signal_number=signal.SIGTERM, cores=host.cores),
-                env=dict(variables),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                # Ctrl-C then reaches only this process, which stops the leader first.
-                start_new_session=True,
-                pass_fds=() if self._lock is None else (self._lock,),
-            )
-        marker = f"\0STOKER_BASE_DIR={request.base_dir(host)}\0".encode()
-        return StartedHost(host, process, marker)
-
-    def _watch(self) -> None:
-        """Follows the hosts to their end: the body of a thread."""
-        try:
-            self._follow()
-            end = self._conclude()
-        except BaseException as err:
-            self._clean_up()
-            self._end.set_exception(err)
-        else:
-            self._clean_up()
-            self._end.set_result(end)
-
-    def _follow(self) -> None:
+    def _look(self) -> None:
+        now = time.monotonic()
         leader = self._hosts[0]
-        others = self._hosts[1:]
-        stop_at: float | None = None
-        while not self._have_ended():
-            now = time.monotonic()
-            if self._is_stopping.is_set() and stop_at is None:
-                stop_at = now
-                leader.process.terminate()
-            # Once each: a second SIGTERM ends a host at once.
-            while stop_at is not None and others and now > stop_at + STOP_OTHERS_SECONDS:
-                others.pop().process.terminate()
-            if self._is_hurried.is_set():
-                self._kill_rest("it was interrupted again")
-            elif stop_at is not None and now > stop_at + GRACE_SECONDS:
-                self._kill_rest(f"did not stop within {GRACE_SECONDS:g} s")
-            elif leader.ended_at is not None and now > leader.ended_at + GRACE_SECONDS:
-                self._kill_rest(f"did not end within {GRACE_SECONDS:g} s of the leader")
-            time.sleep(_POLL_SECONDS)
-
-    def _have_ended(self) -> bool:
         for started in self._hosts:
-            if started.ended_at is None and started.process.poll() is not None:
-                started.ended_at = time.monotonic()
-                self._kill_all(started)
-                self._judge(started)
-        return all(started.ended_at is not None for started in self._hosts)
+            if started.ended_at == math.inf and started.process.poll() is not None:
+                started.ended_at = now
+                self._take_end(started)
+        running = [started for started in self._hosts if started.ended_at == math.inf]
+        for started in running:
+            delay = 0.0 if started is leader else STOP_OTHERS_SECONDS
+            if now >= min(self._stopping_at, leader.ended_at) + GRACE_SECONDS:
+                self._note("killed: it did not end in time", started.host)
+                started.kill()
+            # Once each: a second SIGTERM ends a host at once.
+            elif now >= self._stopping_at + delay and not started.is_terminated:
+                started.is_terminated = True
+                started.process.terminate()
+        if not running:
+            self._end = self._conclude()
+            self._clean_up()
 
-    def _judge(self, started: StartedHost) -> None:
+    def _take_end(self, started: StartedHost) -> None:
         """Notes how a host ended, and whether its end is the run's."""
+        if not started.kill():
+            self._note("has processes that cannot be killed", started.host)
         code = started.process.returncode
         host = started.host
         leader = self._hosts[0]
-        self._note(
-            f"host ended with {f'exit code {code}' if code >= 0 else f'signal {-code}'}", host
-        )
-        if started is leader and code < 0:
-            who = f"the launcher of dnn host {host.name} (group {host.group}, the leader)"
-            self._failure = self._reason(host, who, code)
+        how = f"exit code {code}" if code >= 0 else f"signal {-code}"
+        self._note(f"host ended with {how}", host)
         # The leader's end decides. A killed data host is replaced by the others; an exit code means
         # that it cannot serve.
-        is_decided = leader.ended_at is not None or self._is_stopping.is_set()
-        if host.role == "data" and code > 0 and not is_decided:
+        is_decided = min(self._stopping_at, leader.ended_at) < math.inf
+        if started is leader and code < 0:
+            who = f"the launcher of dnn host {host.name} (group {host.group}, the leader)"
+            self._failure = self._reason(started, who)
+        elif host.role == "data" and code > 0 and not is_decided:
             log = self._request.log_file(host)
-            self._failure = f"{self._reason(host, f'data host {host.name}', code)}, see {log}"
-            self._is_stopping.set()
+            self._failure = f"{self._reason(started, f'data host {host.name}')}, see {log}"
+            self._stopping_at = started.ended_at
 
-    def _reason(self, host: LocalHost, who: str, code: int) -> str:
-        lines = _last_lines(self._request.log_file(host))
-        return reason_of_failure(lines, who=who, exit_code=code)
-
-    def _kill_rest(self, why: str) -> None:
-        for started in self._hosts:
-            if started.ended_at is None:
-                self._note(f"killed: {why}", started.host)
-                started.process.kill()
-
-    def _kill_all(self, started: StartedHost) -> None:
-        if not kill_all(started.process.pid, started.marker):
-            self._note("has processes that cannot be killed", started.host)
+    def _reason(self, started: StartedHost, who: str) -> str:
+        with self._request.log_file(started.host).open("rb") as log:
+            log.seek(max(0, os.fstat(log.fileno()).st_size - _LAST_BYTES))
+            lines = log.read().decode(errors="replace").splitlines()
+        return reason_of_failure(lines, who=who, exit_code=started.process.returncode)
 
     def _clean_up(self) -> None:
         for started in self._hosts:
-            if started.process.poll() is None:
-                started.process.kill()
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    started.process.wait(KILL_SECONDS)
-            self._kill_all(started)
-        if self._lock is not None:
-            self._token_file.unlink(missing_ok=True)
-            # Last: now another run may take the folder.
-            os.close(self._lock)
-            self._lock = None
+            started.kill()
+        self._token_file.unlink(missing_ok=True)
+        # Last: now another run may take the folder.
+        os.close(self._lock)
 
     def _conclude(self) -> JobEnd:
         leader = self._hosts[0]
-        assert leader.ended_at is not None
         base = self._request.base_dir(leader.host)
         code = leader.process.returncode
         training = leader_record(base / "output" / "data")
-        exit_code = training.exit_code if training else code
-        if training is None and code < 0:
-            exit_code = None
+        exit_code = code if code >= 0 else None
+        if training:
+            exit_code = training.exit_code
         status: EndState = "succeeded"
         failure: str | None = None
-        is_stopped = training is not None and training.status == "stopped" and not self._failure
-        if self._stopped_by_caller or is_stopped:
+        is_ended = training is not None and training.status == "stopped" and not self._failure
+        if self._is_stopped or is_ended:
             status = "stopped"
         elif code != 0 or self._failure:
             status = "failed"
             failure = self._failure or (training.failure if training else None)
-            with contextlib.suppress(OSError):
-                failure = failure or (base / "output" / "failure").read_text(errors="replace")
-            failure = failure or self._reason(leader.host, "the leader", code)
-        data_ends = [s.ended_at for s in self._hosts if s.host.role == "data" and s.ended_at]
+            failure = failure or self._reason(leader, "the leader")
+        data_ends = [each.ended_at for each in self._hosts if each.host.role == "data"]
         model = base / "model"
         return JobEnd(
             status=status,
@@ -468,6 +439,17 @@ class LocalRun(Run):
 
     def _note(self, what: str, host: LocalHost | None = None) -> None:
         self._events.append(Event(when=now_utc(), what=what, host=host.name if host else None))
+
+
+def _engine_hosts(request: LocalRequest, taken: set[int]) -> dict[str, EngineHost]:
+    """Returns free ports for the engine's servers of each host, which are added to `taken`."""
+    servers = sorted(completed(request.job.settings.engine).ports)
+    hosts = {}
+    for host in request.hosts if servers else ():
+        first = free_ports(taken, count=len(servers))
+        ports = {name: first + index for index, name in enumerate(servers)}
+        hosts[host.name] = EngineHost(address=LOOPBACK, ports=ports)
+    return hosts
 
 
 def channel_folder(name: str, uri: str) -> Path:
@@ -572,16 +554,9 @@ def host_variables(
     return {
         # Otherwise each rank would start as many threads as its host has cores. First: what the
         # workload or the user says counts.
-        "OMP_NUM_THREADS": str(max(1, host.num_cores // host.processes)),
+        "OMP_NUM_THREADS": str(max(1, len(host.cores) // host.processes)),
         **inherited,
         **job.environment,
         **process.to_environ("base_dir", "advertise", "port", "coordinator", "host"),
         RUN_VARIABLE: str((job.run_dir / RUN_FILE).absolute()),
     }
-
-
-def _last_lines(path: Path) -> list[str]:
-    with contextlib.suppress(OSError), path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - _LAST_BYTES))
-        return file.read().decode(errors="replace").splitlines()
-    return []

@@ -164,7 +164,7 @@ def _leave_in_pod(output: Path, environ: Mapping[str, str], *names: str, log: Lo
     """Writes files to the log of a pod, whose disk is gone with it."""
     if is_job_pod(environ):
         # Here: only hosts in a pod load the platform.
-        from stoker.platforms.kubernetes.pod_outputs import log_file
+        from stoker.platforms.kubernetes.pod_log import log_file
 
         for name in names:
             if (output / name).is_file():

@@ -15,7 +15,7 @@ from stoker.figures.intervals import Interval, interval_in
 from stoker.figures.limit import FeedBottleneck, feed_limit_of
 from stoker.figures.progress import StepProgress
 from stoker.logs import EventName, LogEvent, parse_line, shown
-from stoker.platforms.log_files import FileTail
+from stoker.platforms.follow import FileTail
 from stoker.run.folders import RUNS
 from stoker.units import ms, numbered, percent
 

@@ -11,7 +11,7 @@ from stoker.logs import Log
 from stoker.platforms.base import JobSpec, Platform
 from stoker.platforms.kubernetes.api import ClusterApi, resource_of
 from stoker.platforms.kubernetes.objects import KubernetesRequest, manifest, plan_request
-from stoker.platforms.kubernetes.run import SERVICE, KubernetesRun
+from stoker.platforms.kubernetes.run import KubernetesRun
 from stoker.platforms.kubernetes.state import delete_jobs
 from stoker.platforms.kubernetes.submit import is_going_on, start
 from stoker.records import Json, KubernetesSettings, PlatformSettings, Workload
@@ -52,7 +52,7 @@ class KubernetesPlatform(Platform[KubernetesRequest]):
         cluster = self._cluster_of(request.settings)
         # Before calls are repeated: a cluster that does not answer is told at once.
         cluster.find(resource_of(request.main), request.name)
-        log = Log(run=request.job.name, host=SERVICE)
+        log = Log(run=request.job.name, host=self.name)
         job, is_adopted = start(cluster.patient(), request, log=log)
         return KubernetesRun(
             cluster, request=request, job=job, is_adopted=is_adopted, is_step=own_pod() is not None

@@ -30,7 +30,6 @@ from stoker.platforms.kubernetes.pods import (
     RUN_ANNOTATION,
     TOKEN_KEY,
     PodGroup,
-    is_dns_label,
     labels_of,
     object_name,
     pod_groups,
@@ -127,7 +126,6 @@ def plan_request(job: JobSpec) -> KubernetesRequest:
     files = _files_of_run(job, groups)
     run = _run_settings(job, groups)
     spec = _jobset_spec(job, groups)
-    _check_names(object_name(job.name), groups)
     described = mapping_of(_metadata(job), patch_document(settings.jobset.metadata))
     runtime = None
     main = _object(JOBSET_API, "JobSet", described, spec=spec)
@@ -340,19 +338,6 @@ def _compared(spec: Json) -> Json:
         kept = [each for each in spec if str(item_at(each, "name")) not in NOT_COMPARED]
         return [_compared(each) for each in kept]
     return spec
-
-
-def _check_names(name: str, groups: Sequence[PodGroup]) -> None:
-    """Refuses names of pods that are too long: only events of a Job would say so."""
-    for group in groups:
-        # Controllers add a suffix of five characters.
-        longest = f"{name}-{group.job}-0-{group.group.count - 1}-abcde"
-        if not is_dns_label(longest):
-            raise UsageError(
-                f"a pod's name would be too long: {longest} ({len(longest)} of 63 characters)",
-                where=f"group {group.group.name}",
-                fix="choose a shorter name for the group or the run",
-            )
 
 
 # Words that every parser reads as texts: kubectl's takes 1e3 for a number, and y for true.

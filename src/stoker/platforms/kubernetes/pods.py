@@ -18,11 +18,7 @@ from stoker.records.platforms import NodePool
 # Pods are called NAME-JOB-0-INDEX-xxxxx, 63 characters at most: what is left with a job's name of 9
 # characters and 100000 hosts.
 MAX_NAME = 40
-MAX_LABEL = 63
-# Kubeflow Trainer's limit.
-MAX_TRAINER_JOB = 20
 _DIGEST = 8
-_DNS_LABEL = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
 
 JOBSET_LABEL = "jobset.sigs.k8s.io/jobset-name"
 REPLICATED_JOB_LABEL = "jobset.sigs.k8s.io/replicatedjob-name"
@@ -77,11 +73,6 @@ def object_name(run: str) -> str:
         return plain
     digest = hashlib.sha256(run.encode()).hexdigest()[:_DIGEST]
     return f"{plain[: MAX_NAME - _DIGEST - 1].rstrip('-')}-{digest}"
-
-
-def is_dns_label(name: str) -> bool:
-    """RFC 1035: a small letter, then also digits and dashes."""
-    return len(name) <= MAX_LABEL and bool(_DNS_LABEL.fullmatch(name))
 
 
 def claim_of(uri: str, *, where: str) -> tuple[str, str]:
@@ -149,289 +140,259 @@ def pod_groups(job: JobSpec) -> tuple[PodGroup, ...]:
         UsageError: If the workload lacks what pods need, or a patch sets what stoker relies on.
     """
     settings = job.platform_settings.kubernetes_settings
-    channels = channels_by_group(job)
     name = object_name(job.name)
     groups: list[PodGroup] = []
-    for group in job.groups:
-        replicated = _job_name(group, settings, taken=[each.job for each in groups])
-        maker = _PodMaker(job, settings, group, replicated, name, channels[group.name])
+    for group, channels in zip(job.groups, channels_by_group(job).values(), strict=True):
+        # Kubeflow Trainer fills in the job of this name only.
+        is_trained = settings.api == "trainer" and group.role == "dnn"
+        replicated = TRAINER_JOB if is_trained else group.name.lower()
         made = PodGroup(
             group=group,
             job=replicated,
             # JOBSET-JOB-JOBINDEX-PODINDEX.SUBDOMAIN
             hosts=f"{name}-{replicated}-0-{{index}}.{name}",
-            channels=channels[group.name],
-            template=maker.template(),
+            channels=channels,
+            template=_template(job, group, name=replicated, channels=channels),
         )
         groups.append(made)
     return tuple(groups)
 
 
-def _job_name(group: Group, settings: KubernetesSettings, *, taken: Sequence[str]) -> str:
-    job = group.name.lower()
-    most = MAX_LABEL
-    if settings.api == "trainer":
-        most = MAX_TRAINER_JOB
-        # Kubeflow Trainer fills in the job of this name only.
-        if group.role == "dnn":
-            job = TRAINER_JOB
-    if not is_dns_label(job) or len(job) > most or job in taken:
-        raise UsageError(
-            f"{group.name} cannot be part of a host's name",
-            where="the plan's groups",
-            fix=f"use {most} letters, digits and dashes at most, a letter first, and another name "
-            "for each group",
-        )
-    return job
+def _template(
+    job: JobSpec, group: Group, *, name: str, channels: Mapping[str, Channel]
+) -> Document:
+    """Returns the template of a group's pods, with the patches of its pool and its role.
 
-
-@dataclass(frozen=True, slots=True)
-class _PodMaker:
-    """Makes the template of one group's pods."""
-
-    job: JobSpec
-    settings: KubernetesSettings
-    group: Group
-    name: str
-    run: str
-    channels: Mapping[str, Channel]
-
-    @property
-    def is_dnn(self) -> bool:
-        return self.group.role == "dnn"
-
-    @property
-    def pods(self) -> PodSettings:
-        return self.settings.dnn if self.is_dnn else self.settings.data
-
-    @property
-    def pool(self) -> NodePool:
-        return self.settings.pool_of(self.group.instance_type)[1]
-
-    def template(self) -> Document:
-        template = self._unpatched()
-        pool_name = self.settings.pool_of(self.group.instance_type)[0]
-        patches = {
-            f"kubernetes.pools.{pool_name}.pod": self.pool.pod.document,
-            f"kubernetes.{self.group.role}.pod": self.pods.pod.document,
-        }
-        for key, patch in patches.items():
-            named = self._named(patch)
-            check_patch(named, key=key, reserved=self._reserved())
-            template = mapping_of(template, named)
-        return template
-
-    def _unpatched(self) -> Document:
-        # A mesh's sidecar does not end when the training does, and all traffic passes through it.
-        no_mesh = {ISTIO_INJECT: "false"}
-        labels = {**labels_of(self.settings), ROLE_LABEL: self.group.role, **no_mesh}
-        annotations = {**no_mesh, **(STAY_ANNOTATIONS if self.is_dnn else {})}
-        volumes: dict[str, Document] = {}
-        mounts: list[Json] = []
-        for name, source, mounted in self._volumes():
-            # A kubelet mounts a claim once, and waits for ever for the second one.
-            claim = text(source, "persistentVolumeClaim", "claimName")
-            volume = volumes.setdefault(claim or name, {"name": name, **source})
-            mounts += [{"name": volume["name"], **mount} for mount in mounted]
-        gpus = self._gpus()
-        selector: dict[str, Json] = {}
+    Args:
+        job: The job.
+        group: The group.
+        name: Name of its replicated job, and of its pods' container.
+        channels: Its channels by name.
+    """
+    settings = job.platform_settings.kubernetes_settings
+    pod_settings = settings.dnn if group.role == "dnn" else settings.data
+    pool_name, pool = settings.pool_of(group.instance_type)
+    template = _unpatched(
+        job,
+        group,
+        name=name,
+        image=pod_settings.image,
+        resources=_resources(group, pod_settings, pool, gpu_resource=settings.gpu_resource),
+        volumes=[*_volumes(job, group, name=name, channels=channels)],
         # Clouds label nodes with their type; pools of other clusters have other labels.
-        if self.pool.node_selector is None:
-            selector[INSTANCE_TYPE_LABEL] = bare_type(self.group.instance_type)
-        # The usual taint of GPU nodes: data pods, which do not tolerate it, leave them free.
-        taint = {"key": self.settings.gpu_resource, "operator": "Exists", "effect": "NoSchedule"}
-        secrets: list[Json] = [{"name": name} for name in self.settings.image_pull_secrets]
-        user = self.settings.run_as
-        container: dict[str, Json] = {
-            "name": self.name,
-            "image": self.pods.image or self.job.image,
-            "command": [verbatim(word) for word in self.settings.entrypoint],
-            "args": [verbatim(word) for word in self.job.command],
-            "env": self._environment(gpus),
-            "resources": self._resources(gpus),
-            "securityContext": {
-                "allowPrivilegeEscalation": False,
-                "capabilities": {"drop": ["ALL"]},
-            },
-            # The last words of a host that failed are in its pod's status.
-            "terminationMessagePolicy": "FallbackToLogsOnError",
-            "volumeMounts": mounts,
-        }
-        spec: dict[str, Json] = {
-            # A data host is restarted on its node, under its address. What the end of a dnn host
-            # means is JobSet's to decide: all hosts restart together.
-            "restartPolicy": "Never" if self.is_dnn else "OnFailure",
-            "terminationGracePeriodSeconds": GRACE_SECONDS,
-            # The user's code has no business with the cluster's API.
-            "automountServiceAccountToken": False,
-            # Else each service of the namespace adds variables to the environment.
-            "enableServiceLinks": False,
-            # What the restricted profile of pod security asks for.
-            "securityContext": {
-                "runAsNonRoot": True,
-                **dict.fromkeys(("runAsUser", "runAsGroup", "fsGroup"), user),
-                # Else the kubelet would set the owner of every file of a claim at each start.
-                "fsGroupChangePolicy": "OnRootMismatch",
-                "seccompProfile": {"type": "RuntimeDefault"},
-            },
-            "nodeSelector": selector,
-            "tolerations": [taint] if gpus else [],
-            **({"imagePullSecrets": secrets} if secrets else {}),
-            "containers": [container],
-            "volumes": list(volumes.values()),
-            **self._affinity(),
-        }
-        return {"metadata": {"labels": labels, "annotations": annotations}, "spec": spec}
+        has_type=pool.node_selector is None,
+    )
+    container = f"spec containers {name}"
+    reserved = {
+        **RESERVED_METADATA,
+        "spec restartPolicy": "",
+        **{f"spec volumes {volume}": "" for volume in ("token", "config", "job")},
+        f"{container} image": "use the workload's key image, or kubernetes.data.image",
+        f"{container} command": "use kubernetes.entrypoint",
+        f"{container} args": "use the workload's key command",
+        f"{container} env STOKER_*": "use the workload's keys in place of variables of stoker",
+        f"{container} volumeMounts {TOKEN_FOLDER}*": "",
+    }
+    patches = {
+        f"kubernetes.pools.{pool_name}.pod": pool.pod.document,
+        f"kubernetes.{group.role}.pod": pod_settings.pod.document,
+    }
+    for key, patch in patches.items():
+        # The group's container may be called by its role, or have no name.
+        containers: list[Json] = []
+        for each in mappings(patch, "spec", "containers"):
+            is_own = each.get("name") in (None, group.role, group.name)
+            containers.append({**each, "name": name} if is_own else each)
+        if containers:
+            patch = {**patch, "spec": {**mapping(patch, "spec"), "containers": containers}}
+        check_patch(patch, key=key, reserved=reserved)
+        template = mapping_of(template, patch)
+    return template
 
-    def _affinity(self) -> dict[str, Json]:
-        """Prefers one zone for all pods of a run: traffic between zones is slow and billed."""
-        if sum(group.count for group in self.job.groups) == 1:
-            return {}
-        pods: Document = {"matchLabels": {JOBSET_LABEL: self.run}}
+
+def _unpatched(
+    job: JobSpec,
+    group: Group,
+    *,
+    name: str,
+    image: str | None,
+    resources: Document,
+    volumes: Sequence[tuple[str, Document, Sequence[Document]]],
+    has_type: bool,
+) -> Document:
+    settings = job.platform_settings.kubernetes_settings
+    is_dnn = group.role == "dnn"
+    has_gpus = settings.gpu_resource in mapping(resources, "limits")
+    # A mesh's sidecar does not end when the training does, and all traffic passes through it.
+    no_mesh = {ISTIO_INJECT: "false"}
+    labels = {**labels_of(settings), ROLE_LABEL: group.role, **no_mesh}
+    annotations = {**no_mesh, **(STAY_ANNOTATIONS if is_dnn else {})}
+    sources: dict[str, Document] = {}
+    mounts: list[Json] = []
+    for volume_name, source, mounted in volumes:
+        # A kubelet mounts a claim once, and waits for ever for the second one.
+        claim = text(source, "persistentVolumeClaim", "claimName")
+        volume = sources.setdefault(claim or volume_name, {"name": volume_name, **source})
+        mounts += [{"name": volume["name"], **mount} for mount in mounted]
+    selector = {INSTANCE_TYPE_LABEL: bare_type(group.instance_type)} if has_type else {}
+    # The usual taint of GPU nodes: data pods, which do not tolerate it, leave them free.
+    taint = {"key": settings.gpu_resource, "operator": "Exists", "effect": "NoSchedule"}
+    secrets: list[Json] = [{"name": secret} for secret in settings.image_pull_secrets]
+    container: dict[str, Json] = {
+        "name": name,
+        "image": image or job.image,
+        "command": [verbatim(word) for word in settings.entrypoint],
+        "args": [verbatim(word) for word in job.command],
+        "env": _environment(job, group, has_gpus=has_gpus),
+        "resources": resources,
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        # The last words of a host that failed are in its pod's status.
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": mounts,
+    }
+    spec: dict[str, Json] = {
+        # A data host is restarted on its node, under its address. What the end of a dnn host
+        # means is JobSet's to decide: all hosts restart together.
+        "restartPolicy": "Never" if is_dnn else "OnFailure",
+        "terminationGracePeriodSeconds": GRACE_SECONDS,
+        # The user's code has no business with the cluster's API.
+        "automountServiceAccountToken": False,
+        # Else each service of the namespace adds variables to the environment.
+        "enableServiceLinks": False,
+        # What the restricted profile of pod security asks for.
+        "securityContext": {
+            "runAsNonRoot": True,
+            **dict.fromkeys(("runAsUser", "runAsGroup", "fsGroup"), settings.run_as),
+            # Else the kubelet would set the owner of every file of a claim at each start.
+            "fsGroupChangePolicy": "OnRootMismatch",
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "nodeSelector": selector,
+        "tolerations": [taint] if has_gpus else [],
+        **({"imagePullSecrets": secrets} if secrets else {}),
+        "containers": [container],
+        "volumes": list(sources.values()),
+    }
+    if sum(each.count for each in job.groups) > 1:
+        # One zone for all pods of a run, if it has room: traffic between zones is slow and billed.
+        pods: Document = {"matchLabels": {JOBSET_LABEL: object_name(job.name)}}
         term: Document = {"labelSelector": pods, "topologyKey": ZONE_LABEL}
         # The greatest weight of a preference.
         preferred: Json = [{"weight": 100, "podAffinityTerm": term}]
         rule = "preferredDuringSchedulingIgnoredDuringExecution"
-        return {"affinity": {"podAffinity": {rule: preferred}}}
+        spec["affinity"] = {"podAffinity": {rule: preferred}}
+    return {"metadata": {"labels": labels, "annotations": annotations}, "spec": spec}
 
-    def _gpus(self) -> int:
-        """Returns the GPUs of one pod; pods of the data group have none."""
-        group = self.group
-        gpus = self.pods.gpus
-        if gpus is None:
-            gpus = self.pool.gpus
-        if self.is_dnn and gpus is None:
-            raise self._unknown("how many GPUs a pod gets (0: training on CPUs)")
-        if not self.is_dnn and gpus:
-            raise UsageError(
-                f"{group.instance_type} has GPUs, which pods of the data group do not use",
-                where=f"group {group.name}, key kubernetes.data.gpus",
-                fix="plan data hosts of a type without GPUs",
-            )
-        return gpus or 0
 
-    def _resources(self, gpus: int) -> Document:
-        cpu = self.pods.cpu or self.pool.cpu
-        memory = self.pods.memory or self.pool.memory
-        if cpu is None or memory is None:
-            raise self._unknown("what a pod requests of its node, which daemons use as well,")
-        # No limit of the CPUs: a CPU-bound training on a node was stopped in 97% of the kernel's
-        # periods by it.
-        limits: dict[str, Json] = {"memory": str(memory)}
-        if gpus:
-            limits[self.settings.gpu_resource] = str(gpus)
-        return {"requests": {"cpu": str(cpu), "memory": str(memory)}, "limits": limits}
-
-    def _unknown(self, what: str) -> UsageError:
-        pool = bare_type(self.group.instance_type)
-        gpus = ", gpus: 1" if self.is_dnn else ""
-        return UsageError(
-            f"the workload does not say {what} on {pool}",
-            where=f"group {self.group.name}, key kubernetes.pools.{pool}",
-            fix=f'for example kubernetes: {{pools: {{"{pool}": {{cpu: 7, memory: 28Gi{gpus}}}}}}}',
+def _resources(group: Group, pods: PodSettings, pool: NodePool, *, gpu_resource: str) -> Document:
+    """Returns what a pod requests of its node; pods of the data group have no GPUs."""
+    is_dnn = group.role == "dnn"
+    cpu = pods.cpu or pool.cpu
+    memory = pods.memory or pool.memory
+    gpus = pool.gpus if pods.gpus is None else pods.gpus
+    if cpu is None or memory is None or (is_dnn and gpus is None):
+        name = bare_type(group.instance_type)
+        gpu = ", gpus: 1" if is_dnn else ""
+        raise UsageError(
+            f"the workload does not say what a pod on {name} requests: cpu and memory, of which "
+            "the node's daemons need some, and on a dnn host gpus (0: training on CPUs)",
+            where=f"group {group.name}, key kubernetes.pools.{name}",
+            fix=f'for example kubernetes: {{pools: {{"{name}": {{cpu: 7, memory: 28Gi{gpu}}}}}}}',
         )
+    if gpus and not is_dnn:
+        raise UsageError(
+            f"{group.instance_type} has GPUs, which pods of the data group do not use",
+            where=f"group {group.name}, key kubernetes.data.gpus",
+            fix="plan data hosts of a type without GPUs",
+        )
+    # No limit of the CPUs: a CPU-bound training on a node was stopped in 97% of the kernel's
+    # periods by it.
+    limits: dict[str, Json] = {"memory": str(memory)}
+    if gpus:
+        limits[gpu_resource] = str(gpus)
+    return {"requests": {"cpu": str(cpu), "memory": str(memory)}, "limits": limits}
 
-    def _environment(self, gpus: int) -> list[Json]:
-        # JobSet's own labels in place of texts: a restart changes them.
-        fields = {"STOKER_RUN_ID": f"metadata.labels['{JOBSET_LABEL}']"}
-        if self.is_dnn and self.settings.output:
-            fields["STOKER_RESTARTS"] = f"metadata.annotations['{RESTARTS_ANNOTATION}']"
-        variables: list[Json] = [
-            {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
-            for name, path in fields.items()
-        ]
-        # Without a limit nothing else in the pod shows how many CPUs it requested.
-        of_cpu: Json = {"resource": "requests.cpu", "divisor": "1m"}
-        variables.append({"name": CPU_REQUEST, "valueFrom": {"resourceFieldRef": of_cpu}})
-        for name, source in sorted(self.job.secrets.items()):
-            if source.is_for(self.group.role):
-                place: Json = {"name": source.secret, "key": source.key or name}
-                variables.append({"name": name, "valueFrom": {"secretKeyRef": place}})
-        plain = {
-            name: value
-            for name, value in self.job.environment.items()
-            if self.is_dnn or name not in MLFLOW_VARIABLES
-        }
-        # Of a user that the image may not know.
-        plain |= {"HOME": "/tmp", "USER": "stoker", "STOKER_GROUP": self.group.name}
-        plain[RUN_VARIABLE] = f"{TOKEN_FOLDER}/{RUN_FILE}"
-        if not gpus:
-            # GPU images ask for all GPUs of a host, whatever the pod is given.
-            plain["NVIDIA_VISIBLE_DEVICES"] = "void"
-        for name, value in sorted(plain.items()):
-            variables.append({"name": name, "value": verbatim(value)})
-        return variables
 
-    def _volumes(self) -> Iterator[tuple[str, Document, list[Document]]]:
-        """Yields name, source and mounts of each volume."""
-        yield self._job_folder()
-        # Containers have 64 MB of it by default, too little for batches in shared memory.
-        shm: dict[str, Json] = {"medium": "Memory"}
-        if self.settings.shm is not None:
-            shm["sizeLimit"] = str(self.settings.shm)
-        yield "shm", {"emptyDir": shm}, [{"mountPath": "/dev/shm"}]
-        for index, (name, channel) in enumerate(self.channels.items()):
-            yield f"channel-{index}", *_channel_volume(name, channel)
-        # Readable by the owner; Kubernetes adds the pod's group.
-        token: Document = {
-            "secretName": f"{self.run}-token",
-            "defaultMode": 0o400,
-            "items": [{"key": key, "path": key} for key in (TOKEN_KEY, RUN_FILE)],
-        }
-        yield "token", {"secret": token}, [{"mountPath": TOKEN_FOLDER, "readOnly": True}]
-        items: Json = [
-            {"key": HYPERPARAMETERS_KEY, "path": "hyperparameters.json"},
-            {"key": f"inputdataconfig.{self.name}.json", "path": "inputdataconfig.json"},
-        ]
-        config: Document = {"name": f"{self.run}-config", "items": items}
-        mount: Document = {"mountPath": f"{JOB_FOLDER}/input/config", "readOnly": True}
-        yield "config", {"configMap": config}, [mount]
+def _environment(job: JobSpec, group: Group, *, has_gpus: bool) -> list[Json]:
+    is_dnn = group.role == "dnn"
+    # JobSet's own labels in place of texts: a restart changes them.
+    fields = {"STOKER_RUN_ID": f"metadata.labels['{JOBSET_LABEL}']"}
+    if is_dnn and job.platform_settings.kubernetes_settings.output:
+        fields["STOKER_RESTARTS"] = f"metadata.annotations['{RESTARTS_ANNOTATION}']"
+    sources: dict[str, Json] = {
+        name: {"fieldRef": {"fieldPath": path}} for name, path in fields.items()
+    }
+    # Without a limit nothing else in the pod shows how many CPUs it requested.
+    of_cpu: Json = {"resource": "requests.cpu", "divisor": "1m"}
+    sources[CPU_REQUEST] = {"resourceFieldRef": of_cpu}
+    for name, secret in sorted(job.secrets.items()):
+        if secret.is_for(group.role):
+            place: Json = {"name": secret.secret, "key": secret.key or name}
+            sources[name] = {"secretKeyRef": place}
+    plain = dict(job.environment)
+    if not is_dnn:
+        plain = {name: value for name, value in plain.items() if name not in MLFLOW_VARIABLES}
+    # Of a user that the image may not know.
+    plain |= {"HOME": "/tmp", "USER": "stoker", "STOKER_GROUP": group.name}
+    plain[RUN_VARIABLE] = f"{TOKEN_FOLDER}/{RUN_FILE}"
+    if not has_gpus:
+        # GPU images ask for all GPUs of a host, whatever the pod is given.
+        plain["NVIDIA_VISIBLE_DEVICES"] = "void"
+    return [
+        *({"name": name, "valueFrom": source} for name, source in sources.items()),
+        *({"name": name, "value": verbatim(value)} for name, value in sorted(plain.items())),
+    ]
 
-    def _job_folder(self) -> tuple[str, Document, list[Document]]:
-        """Mounts model, checkpoints and output: on the node, or the dnn group's in the claim."""
-        # Not the whole job folder, in which images have code.
-        output = self.settings.output
-        paths = {name: name for name in WRITTEN_FOLDERS}
-        key = "subPath"
-        source: Document = {"emptyDir": {}}
-        if output and self.is_dnn:
-            claim, folder = claim_of(output, where="key kubernetes.output")
-            # A further attempt of a run continues in the run's folder.
-            of_run = "$(STOKER_RUN_ID)" if self.job.run is None else object_name(self.job.run)
-            parent = posixpath.join(verbatim(folder), of_run)
-            # Every host has its own output folder; model and checkpoints are the run's.
-            paths = {name: f"{parent}/{name}" for name in WRITTEN_FOLDERS}
-            paths["output"] += "/$(JOB_COMPLETION_INDEX)"
-            key = "subPathExpr"
-            source = {"persistentVolumeClaim": {"claimName": claim}}
-        mounts: list[Document] = [
-            {"mountPath": f"{JOB_FOLDER}/{name}", key: path} for name, path in paths.items()
-        ]
-        return "job", source, mounts
 
-    def _named(self, patch: Document) -> Document:
-        """Returns a patch in which the group's container has its name."""
-        if "containers" not in mapping(patch, "spec"):
-            return patch
-        containers: list[Json] = []
-        for container in mappings(patch, "spec", "containers"):
-            is_own = container.get("name") in (None, self.group.role, self.group.name)
-            containers.append({**container, "name": self.name} if is_own else container)
-        return {**patch, "spec": {**mapping(patch, "spec"), "containers": containers}}
-
-    def _reserved(self) -> dict[str, str]:
-        """Returns the paths of a pod that a patch cannot set, with what to do instead."""
-        container = f"spec containers {self.name}"
-        return {
-            **RESERVED_METADATA,
-            "spec restartPolicy": "",
-            **{f"spec volumes {name}": "" for name in ("token", "config", "job")},
-            f"{container} image": "use the workload's key image, or kubernetes.data.image",
-            f"{container} command": "use kubernetes.entrypoint",
-            f"{container} args": "use the workload's key command",
-            f"{container} env STOKER_*": "use the workload's keys in place of variables of stoker",
-            f"{container} volumeMounts {TOKEN_FOLDER}*": "",
-        }
+def _volumes(
+    job: JobSpec, group: Group, *, name: str, channels: Mapping[str, Channel]
+) -> Iterator[tuple[str, Document, Sequence[Document]]]:
+    """Yields name, source and mounts of each volume."""
+    settings = job.platform_settings.kubernetes_settings
+    run = object_name(job.name)
+    # Model, checkpoints and output: on the node, or the dnn group's in the claim. Not the whole job
+    # folder, in which images have code.
+    paths = {folder: folder for folder in WRITTEN_FOLDERS}
+    key = "subPath"
+    source: Document = {"emptyDir": {}}
+    if settings.output and group.role == "dnn":
+        claim, folder = claim_of(settings.output, where="key kubernetes.output")
+        # A further attempt of a run continues in the run's folder.
+        of_run = "$(STOKER_RUN_ID)" if job.run is None else object_name(job.run)
+        parent = posixpath.join(verbatim(folder), of_run)
+        # Every host has its own output folder; model and checkpoints are the run's.
+        paths = {each: f"{parent}/{each}" for each in WRITTEN_FOLDERS}
+        paths["output"] += "/$(JOB_COMPLETION_INDEX)"
+        key = "subPathExpr"
+        source = {"persistentVolumeClaim": {"claimName": claim}}
+    yield (
+        "job",
+        source,
+        [{"mountPath": f"{JOB_FOLDER}/{each}", key: path} for each, path in paths.items()],
+    )
+    # Containers have 64 MB of it by default, too little for batches in shared memory.
+    shm: dict[str, Json] = {"medium": "Memory"}
+    if settings.shm is not None:
+        shm["sizeLimit"] = str(settings.shm)
+    yield "shm", {"emptyDir": shm}, [{"mountPath": "/dev/shm"}]
+    for index, (channel_name, channel) in enumerate(channels.items()):
+        yield f"channel-{index}", *_channel_volume(channel_name, channel)
+    # Readable by the owner; Kubernetes adds the pod's group.
+    token: Document = {
+        "secretName": f"{run}-token",
+        "defaultMode": 0o400,
+        "items": [{"key": key, "path": key} for key in (TOKEN_KEY, RUN_FILE)],
+    }
+    yield "token", {"secret": token}, [{"mountPath": TOKEN_FOLDER, "readOnly": True}]
+    items: Json = [
+        {"key": HYPERPARAMETERS_KEY, "path": "hyperparameters.json"},
+        {"key": f"inputdataconfig.{name}.json", "path": "inputdataconfig.json"},
+    ]
+    mount: Document = {"mountPath": f"{JOB_FOLDER}/input/config", "readOnly": True}
+    yield "config", {"configMap": {"name": f"{run}-config", "items": items}}, [mount]
 
 
 def labels_of(settings: KubernetesSettings) -> Document:

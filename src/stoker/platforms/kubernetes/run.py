@@ -3,23 +3,20 @@
 import queue
 from collections.abc import Sequence
 from contextlib import suppress
-from itertools import takewhile
 from pathlib import Path
 
 from stoker.errors import PlatformError, ServiceError, StokerError
-from stoker.failure_reasons import TRACE, reason_of_failure
+from stoker.failure_reasons import reason_of_failure
 from stoker.logs import EventName, now_utc
 from stoker.platforms.base import JobEnd, LogLine, leader_record
 from stoker.platforms.follow import FollowedRun
 from stoker.platforms.kubernetes.api import EVENTS, PODS, ClusterApi, resource_of, uid_of
 from stoker.platforms.kubernetes.objects import KubernetesRequest
-from stoker.platforms.kubernetes.pod_log import PodLine, PodLog
-from stoker.platforms.kubernetes.pod_outputs import OutputParts
-from stoker.platforms.kubernetes.pods import JOBSET_LABEL, object_name
+from stoker.platforms.kubernetes.pod_log import SERVICE, OutputParts, PodLog
+from stoker.platforms.kubernetes.pods import JOBSET_LABEL, REPLICATED_JOB_LABEL, object_name
 from stoker.platforms.kubernetes.state import (
     JobStatus,
     PodStatus,
-    by_host,
     delete_and_wait,
     job_status,
     pod_status,
@@ -30,9 +27,7 @@ from stoker.records.base import Document, text
 from stoker.records.training import EndState
 from stoker.repeat import repeated
 
-# Host name of lines that no host wrote.
-SERVICE = "kubernetes"
-# Between two looks at the job and its pods; longer with more than a hundred of them.
+# Between two looks at the job and its pods.
 POLL_SECONDS = 2.0
 # Between looks at the end while lines are awaited.
 TICK_SECONDS = 0.25
@@ -43,10 +38,13 @@ STOP_SECONDS = 60.0
 LAST_LINES_SECONDS = 10.0
 # Above it, threads that read logs wait.
 MAX_LINES = 10_000
-# Reason of a container that its node killed because of its memory.
-_OUT_OF_MEMORY = "OOMKilled"
 # Reasons of a TrainJob and of a JobSet, where only the rule `out_of_time` fails the JobSet.
 _OUT_OF_TIME = ("DeadlineExceeded", "FailJobSetFailurePolicyAction")
+_WORDS = {
+    "running": "the job is admitted",
+    "suspended": "the job waits for admission: it is suspended, by a queue or a person",
+    "succeeded": "the job has succeeded",
+}
 
 
 class KubernetesRun(FollowedRun):
@@ -69,15 +67,12 @@ class KubernetesRun(FollowedRun):
         is_adopted: bool,
         is_step: bool,
     ) -> None:
-        spec = request.job
         self._resource = resource_of(request.main)
         self._place = f"{self._resource.plural} {request.name}"
         super().__init__(
             request.name,
-            run=spec.name,
+            job=request.job,
             service=SERVICE,
-            log_folder=spec.run_dir / "logs",
-            way_back=f"the same command with --name {spec.run_name}",
             way_to_stop=f"kubectl delete {self._place} -n {cluster.namespace}",
             is_step=is_step,
             # Without a limit the bound of the pipeline's step counts.
@@ -94,14 +89,13 @@ class KubernetesRun(FollowedRun):
         # The job's last state; None until it is known.
         self._status: JobStatus | None = None
         self._is_gone = False
-        # All pods as they were last seen, and those that exist, by their uid.
+        # All pods as they were last seen, the oldest first, and those that exist; by their uid.
         self._pods: dict[str, PodStatus] = {}
-        self._existing: list[PodStatus] = []
+        self._existing: dict[str, PodStatus] = {}
         self._attempt = 0
-        self._lines: queue.Queue[PodLine] = queue.Queue(MAX_LINES)
+        self._lines: queue.Queue[LogLine] = queue.Queue(MAX_LINES)
         self._logs: dict[str, PodLog] = {}
-        self._poll_at = self._seen_at = cluster.clock()
-        self._ended_at = 0.0
+        self._poll_at = self._seen_at = self._drain_until = cluster.clock()
         self._is_stopped = False
         # Why `stop` could not delete the job.
         self._remains = ""
@@ -143,13 +137,10 @@ class KubernetesRun(FollowedRun):
             self._log.event(EventName.JOB_STOP_FAILED, job=self.name, why=self._remains)
 
     def remaining(self) -> PlatformError | None:
-        if not self._remains:
-            return None
-        return PlatformError(
-            f"the job {self.name} could not be deleted: {self._remains}",
-            where=f"{self._place} in namespace {self._cluster.namespace}",
-            fix=f"{self._way_to_stop}, then {self._way_back}",
-        )
+        what = f"the job {self.name} could not be deleted: {self._remains}"
+        where = f"{self._place} in namespace {self._cluster.namespace}"
+        fix = f"{self._way_to_stop}, then {self._way_back}"
+        return PlatformError(what, where=where, fix=fix) if self._remains else None
 
     @property
     def _has_ended(self) -> bool:
@@ -158,105 +149,85 @@ class KubernetesRun(FollowedRun):
     def _close(self) -> None:
         for log in list(self._logs.values()):
             log.close()
-        self._close_files()
+        self._files.close()
 
     def _look(self) -> None:
         """Takes a line of a log, or looks at the cluster when it is time to."""
-        seconds = self._poll_at - self._cluster.clock()
-        if seconds <= 0 and not self._is_gone:
+        if self._cluster.clock() >= self._poll_at and not self._is_gone:
             self._poll()
-            pause = POLL_SECONDS * max(1.0, len(self._existing) / 100)
-            self._poll_at = self._cluster.clock() + pause
+            self._poll_at = self._cluster.clock() + POLL_SECONDS
         with suppress(queue.Empty):
-            self._take_line(self._lines.get(timeout=0.0 if self._is_stopped else TICK_SECONDS))
+            line = self._lines.get(timeout=0.0 if self._is_stopped else TICK_SECONDS)
+            if not self._output.take(line.text):
+                self._emit(line)
             return
-        if self._has_ended and self._lines.empty() and self._are_logs_read():
+        is_over = self._is_stopped or self._cluster.clock() >= self._drain_until
+        is_reading = any(log.is_alive() for log in self._logs.values())
+        if self._has_ended and self._lines.empty() and (is_over or not is_reading):
             self._is_drained = True
             self._close()
 
-    def _take_line(self, line: PodLine) -> None:
-        pod = line.pod
-        if line.error:
-            self._say(f"the log of {pod.host} cannot be read: {line.error.what}")
-        elif not self._output.take(line.text):
-            self._emit(LogLine(group=pod.group.group.name, host=pod.host, text=line.text))
-
-    def _are_logs_read(self) -> bool:
-        is_reading = any(log.is_alive() for log in self._logs.values())
-        is_over = self._is_stopped or self._cluster.clock() >= self._ended_at + DRAIN_SECONDS
-        return is_over or not is_reading
-
     def _poll(self) -> None:
         now = self._cluster.clock()
-        has_ended = self._has_ended
         try:
             job = self._cluster.find(self._resource, self.name)
             pods = self._cluster.list(PODS, label_selector=f"{JOBSET_LABEL}={self.name}")
             self._seen_at = now
-            self._take_job(job)
+            if not self._has_ended:
+                self._take_job(job)
+                self._drain_until = now + DRAIN_SECONDS
             self._take_pods(pods)
-            if self._has_ended:
-                self._ended_at = self._ended_at if has_ended else now
             # A suspended job has no hosts, for as long as a queue likes.
-            elif self._status and self._status.phase == "running" and not self._is_stopped:
-                self._tell_waits(now)
+            is_suspended = self._status is None or self._status.phase == "suspended"
+            if not (self._has_ended or self._is_stopped or is_suspended):
+                for waits in self._waits:
+                    existing = list(self._existing.values())
+                    words = waits.look(
+                        existing, now=now, where=self._place, last_event=self._last_event
+                    )
+                    if words:
+                        self._say(words)
         except ServiceError as err:
-            self._endure(err, now=now, failing_seconds=now - self._seen_at)
+            self._endure(err, failing_seconds=now - self._seen_at)
 
     def _take_job(self, document: Document | None) -> None:
-        before = self._status
         # Once this job is gone, another may have its name.
         if document is None or uid_of(document) != self._uid:
-            if not self._has_ended:
-                self._note("the job was deleted")
             self._is_gone = True
+            self._note("the job was deleted")
             return
+        before = self._status
         self._status = now = job_status(document)
         if before is None or before.phase != now.phase:
             # Time for which it is suspended is no wait for hosts.
-            groups = self._request.groups
-            self._waits = [GroupWaits(group, self._request.job) for group in groups]
-            self._note(
-                {
-                    "running": "the job is admitted" if before else "the job exists",
-                    "suspended": "the job waits for admission: it is suspended, by a queue or a "
-                    "person",
-                    "succeeded": "the job has succeeded",
-                    "failed": f"the job has failed: {self._reason_of_job(now)}",
-                }[now.phase]
-            )
+            capacity = self._request.job.platform_settings.on_no_capacity
+            seconds = 60.0 * capacity.wait_minutes
+            self._waits = [GroupWaits(g, node_seconds=seconds) for g in self._request.groups]
+            words = _WORDS.get(now.phase) or f"the job has failed: {self._reason_of_job(now)}"
+            is_new = before is None and now.phase == "running"
+            self._note("the job exists" if is_new else words)
 
     def _take_pods(self, documents: Sequence[Document]) -> None:
-        seen = (pod_status(each, self._groups, run=self.name) for each in documents)
-        self._existing = [pod for pod in seen if pod]
-        for pod in self._existing:
+        self._existing = {}
+        for document in sorted(documents, key=lambda d: text(d, "metadata", "creationTimestamp")):
+            group = self._groups.get(text(document, "metadata", "labels", REPLICATED_JOB_LABEL))
+            if group is None:
+                continue
+            pod = pod_status(document, group, run=self.name)
             before = self._pods.get(pod.uid)
-            self._pods[pod.uid] = pod
+            self._pods[pod.uid] = self._existing[pod.uid] = pod
             if pod.attempt > self._attempt:
                 self._attempt = pod.attempt
                 self._note(f"all hosts are restarted (restart {pod.attempt})")
-            if pod.is_running and not (before and before.is_running):
-                self._note(f"runs on node {pod.node}", pod.host)
-            if pod.end and not (before and before.end):
-                self._note(f"ended with exit code {pod.exit_code}", pod.host)
-            if pod.lost and not (before and before.lost):
-                self._note(f"lost: {pod.lost}", pod.host)
+            for words in pod.news:
+                if before is None or words not in before.news:
+                    self._note(words, pod.host)
             if pod.is_started and pod.uid not in self._logs:
-                log = PodLog(self._cluster, pod, lines=self._lines)
-                self._logs[pod.uid] = log
+                self._logs[pod.uid] = log = PodLog(self._cluster, pod, lines=self._lines)
                 log.start()
-        alive = {pod.uid for pod in self._existing if not pod.is_final}
         for uid, log in self._logs.items():
-            if uid not in alive or self._is_gone:
+            if self._is_gone or uid not in self._existing or self._existing[uid].is_final:
                 log.end()
-
-    def _tell_waits(self, now: float) -> None:
-        """Tells why hosts wait; raises JobStoppedError for a wait that has lasted too long."""
-        for waits in self._waits:
-            if words := waits.look(
-                self._existing, now=now, where=self._place, last_event=self._last_event
-            ):
-                self._say(words)
 
     def _last_event(self, name: str) -> str:
         """Returns the cluster's last warning about an object; empty without one."""
@@ -279,7 +250,9 @@ class KubernetesRun(FollowedRun):
             output_dir = self._request.job.run_dir / "output"
             self._output.write(output_dir)
         training = leader_record(output_dir)
-        leader = by_host(self._pods.values()).get((self._request.dnn.group.name, 0))
+        # The last pod of each host.
+        pods = {pod.host: pod for pod in self._pods.values()}
+        leader = pods.get(f"{self.name}-{self._request.dnn.job}-0-0")
         exit_code = training.exit_code if training else None
         if exit_code is None and leader:
             exit_code = leader.exit_code
@@ -289,79 +262,62 @@ class KubernetesRun(FollowedRun):
             status = "succeeded"
         elif self._status and self._status.phase == "failed":
             status = "failed"
-            failure = self._failure(self._status, training)
-        elif training and not self._is_stopped:
-            # With a TTL of 0 a job may be gone before its end is seen.
-            status = training.status
-            failure = training.failure
-        digest = {}
+            dnn = [pod for pod in pods.values() if pod.group.is_dnn]
+            failure = self._failure(self._status, training, dnn)
+        # Its folder in the claim for outputs.
+        folder = (self._request.settings.output or "").rstrip("/")
+        folder += f"/{object_name(self._request.job.run_name)}" if folder else ""
+        # Where the record of a job that succeeded is, if its log could not be read.
+        unfetched = None
+        is_read = leader and leader.uid in self._logs and self._logs[leader.uid].is_whole
+        if status == "succeeded" and not (self._output.files or is_read):
+            unfetched = f"the log of the leader of {self.name}"
+            if folder:
+                unfetched = f"{folder}/output/0/data/stoker/training.json"
+        lineage = {"job_id": self._uid}
         if leader and leader.image_digest:
-            digest["image_digest"] = leader.image_digest
+            lineage["image_digest"] = leader.image_digest
         return JobEnd(
             status=status,
             exit_code=exit_code,
             failure=failure,
             output_dir=output_dir,
-            model_uri=f"{self._output_uri}/model" if self._output_uri else None,
+            model_uri=f"{folder}/model" if folder else None,
             events=tuple(self._events),
-            unfetched=self._unfetched(status, leader),
-            lineage={"job_id": self._uid, **digest},
+            unfetched=unfetched,
+            lineage=lineage,
         )
 
-    @property
-    def _output_uri(self) -> str:
-        """Address of the run's folder in the claim for outputs; empty without a claim."""
-        claim = (self._request.settings.output or "").rstrip("/")
-        return f"{claim}/{object_name(self._request.job.run_name)}" if claim else ""
-
-    def _unfetched(self, status: EndState, leader: PodStatus | None) -> str | None:
-        """Returns where the record is of a job that succeeded, if its log could not be read."""
-        is_read = leader and leader.uid in self._logs and self._logs[leader.uid].is_whole
-        if status != "succeeded" or self._output.files or is_read:
-            return None
-        if self._output_uri:
-            return f"{self._output_uri}/output/0/data/stoker/training.json"
-        return f"the log of the leader of {self.name}"
-
-    def _failure(self, status: JobStatus, training: Training | None) -> str:
+    def _failure(
+        self, status: JobStatus, training: Training | None, dnn: Sequence[PodStatus]
+    ) -> str:
         """Returns why the job failed; dnn pods know it better than their controllers."""
         # First: the failures of pods that were killed for it are consequences.
         if status.reason in _OUT_OF_TIME:
             return self._reason_of_job(status)
         if training and training.failure:
             return training.failure
-        pods = [pod for pod in by_host(self._pods.values()).values() if pod.group.is_dnn]
-        for pod in pods:
+        for pod in dnn:
             if pod.lost:
                 return (
                     f"dnn host {pod.host} was lost ({pod.lost}); then all hosts are restarted "
                     "where kubernetes.output keeps checkpoints, else kubernetes.max_restarts times"
                 )
-            if text(pod.end, "reason") == _OUT_OF_MEMORY:
+        for pod in dnn:
+            if pod.exit_code:
                 limit = text(pod.group.container, "resources", "limits", "memory")
                 what = f"took more memory than its limit, {limit}; raise kubernetes.dnn.memory"
-                return _reason(pod, out_of_memory=what)
-        failed = next((pod for pod in pods if pod.exit_code), None)
-        return _reason(failed) if failed else self._reason_of_job(status)
+                return reason_of_failure(
+                    text(pod.end, "message").splitlines(),
+                    who=f"dnn host {pod.host}",
+                    exit_code=pod.exit_code,
+                    # Its node killed it.
+                    out_of_memory=what if text(pod.end, "reason") == "OOMKilled" else "",
+                )
+        return self._reason_of_job(status)
 
     def _reason_of_job(self, status: JobStatus) -> str:
         if status.reason in _OUT_OF_TIME:
             limit = self._request.settings.max_run_seconds
             return f"it ran longer than kubernetes.max_run_seconds, {limit} s"
         return status.message or status.reason or "the cluster gives no reason"
-
-
-def _reason(pod: PodStatus, *, out_of_memory: str = "") -> str:
-    message = text(pod.end, "message")
-    lines = message.splitlines()
-    if message.startswith("error:"):
-        # The launcher's, whose traceback follows.
-        lines = list(takewhile(lambda line: not TRACE.match(line), lines))
-    if not message and text(pod.end, "reason") != "Error":
-        lines = [text(pod.end, "reason")]
-    return reason_of_failure(
-        lines,
-        who=f"dnn host {pod.host}",
-        exit_code=pod.exit_code or 0,
-        out_of_memory=out_of_memory,
-    )

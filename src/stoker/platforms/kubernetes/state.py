@@ -1,6 +1,6 @@
 """What the cluster says of a run: its jobs, its pods, and the profile that is kept there."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,7 +18,6 @@ from stoker.platforms.kubernetes.pods import (
     COMPLETION_INDEX,
     MANAGED_BY_LABEL,
     PIPELINE_RUN_LABEL,
-    REPLICATED_JOB_LABEL,
     RESTARTS_ANNOTATION,
     WORKLOAD_LABEL,
     PodGroup,
@@ -31,21 +30,27 @@ from stoker.repeat import Suppressed
 Phase = Literal["suspended", "running", "succeeded", "failed"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+# Conditions of a job: Completed is a JobSet's, Complete a TrainJob's.
+_PHASES: Mapping[str, Phase] = {
+    "Completed": "succeeded",
+    "Complete": "succeeded",
+    "Failed": "failed",
+    "Suspended": "suspended",
+}
+
+
+@dataclass(frozen=True, slots=True)
 class JobStatus:
     """State of a job in its cluster.
 
     Attributes:
         phase: running also while pods wait for nodes.
         reason: Kubernetes' word for the phase, such as FailedJobs; empty without one.
-        is_deleted: Whether its deletion has begun.
     """
 
-    uid: str
     phase: Phase
     reason: str = ""
     message: str = ""
-    is_deleted: bool = False
 
     @property
     def has_ended(self) -> bool:
@@ -53,34 +58,13 @@ class JobStatus:
 
 
 def job_status(document: Document) -> JobStatus:
-    held = {
-        text(condition, "type"): condition
-        for condition in mappings(document, "status", "conditions")
-        if condition.get("status") == "True"
-    }
-    phase: Phase = "running"
-    condition: Document = {}
-    # Completed is a JobSet's, Complete a TrainJob's.
-    ends: dict[str, Phase] = {
-        "Completed": "succeeded",
-        "Complete": "succeeded",
-        "Failed": "failed",
-        "Suspended": "suspended",
-    }
-    for kind, of_kind in ends.items():
-        if kind in held:
-            phase, condition = of_kind, held[kind]
-            break
+    for condition in mappings(document, "status", "conditions"):
+        phase = _PHASES.get(text(condition, "type"))
+        if phase and condition.get("status") == "True":
+            return JobStatus(phase, text(condition, "reason"), text(condition, "message"))
     # Kueue suspends a job by its spec; the controller's condition follows.
-    if phase == "running" and item_at(document, "spec", "suspend") is True:
-        phase = "suspended"
-    return JobStatus(
-        uid=uid_of(document),
-        phase=phase,
-        reason=text(condition, "reason"),
-        message=text(condition, "message"),
-        is_deleted="deletionTimestamp" in mapping(document, "metadata"),
-    )
+    is_suspended = item_at(document, "spec", "suspend") is True
+    return JobStatus("suspended" if is_suspended else "running")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,9 +78,8 @@ class PodStatus:
         is_started: Whether its container has, or had, a process.
         is_running: Whether its container runs, and the pod is not being deleted.
         is_final: Whether nothing of it runs any more.
-        waiting: Why its container does not run, as Kubernetes' reason: ImagePullBackOff.
-        message: The cluster's words on why it has no node, or why its container waits.
-        is_unschedulable: Whether no node can run it now.
+        reason: Why it has no node, or its container does not run: Unschedulable, ErrImagePull.
+        message: The cluster's words on that.
         lost: Why it was lost: evicted, preempted, its node lost.
         end: Kubernetes' state `terminated` of its container; empty if it has none.
     """
@@ -105,17 +88,14 @@ class PodStatus:
     uid: str
     group: PodGroup
     host: str
-    index: int
     attempt: int
     node: str
-    created_at: str
     image_digest: str
     is_started: bool
     is_running: bool
     is_final: bool
-    waiting: str
+    reason: str
     message: str
-    is_unschedulable: bool
     lost: str
     end: Document
 
@@ -124,55 +104,47 @@ class PodStatus:
         code = self.end.get("exitCode")
         return code if isinstance(code, int) else None
 
+    @property
+    def news(self) -> list[str]:
+        """What a person would want to know, once."""
+        told = {
+            f"runs on node {self.node}": self.is_running,
+            f"ended with exit code {self.exit_code}": bool(self.end),
+            f"lost: {self.lost}": bool(self.lost),
+        }
+        return [words for words, is_so in told.items() if is_so]
 
-def pod_status(document: Document, groups: Mapping[str, PodGroup], *, run: str) -> PodStatus | None:
-    """Returns the state of a pod; None if it is in none of the groups (by replicated job)."""
-    metadata = mapping(document, "metadata")
+
+def pod_status(document: Document, group: PodGroup, *, run: str) -> PodStatus:
     status = mapping(document, "status")
-    labels = mapping(metadata, "labels")
-    group = groups.get(text(labels, REPLICATED_JOB_LABEL))
-    if group is None:
-        return None
-    index = int(text(labels, COMPLETION_INDEX) or 0)
-    containers = mappings(status, "containerStatuses")
-    container = next((each for each in containers if text(each, "name") == group.job), {})
+    labels = mapping(document, "metadata", "labels")
+    containers = {text(each, "name"): each for each in mappings(status, "containerStatuses")}
+    container = containers.get(group.job, {})
     state = mapping(container, "state")
     is_running = bool(mapping(state, "running"))
-    unscheduled = _condition(status, "PodScheduled", "False")
-    is_unschedulable = text(unscheduled, "reason") == "Unschedulable"
+    conditions = {
+        (text(each, "type"), text(each, "status")): each for each in mappings(status, "conditions")
+    }
+    unscheduled = conditions.get(("PodScheduled", "False"))
     # Since Kubernetes 1.26.
-    disrupted = _condition(status, "DisruptionTarget", "True")
+    disrupted = conditions.get(("DisruptionTarget", "True"))
     return PodStatus(
         name=name_of(document),
         uid=uid_of(document),
         group=group,
-        host=f"{run}-{group.job}-0-{index}",
-        index=index,
+        host=f"{run}-{group.job}-0-{text(labels, COMPLETION_INDEX)}",
         attempt=int(text(labels, RESTARTS_ANNOTATION) or 0),
         node=text(document, "spec", "nodeName"),
-        created_at=text(metadata, "creationTimestamp"),
         image_digest=text(container, "imageID").rpartition("@")[2],
         # One with a last state is about to be restarted.
         is_started=is_running or "terminated" in state or bool(mapping(container, "lastState")),
-        is_running=is_running and "deletionTimestamp" not in metadata,
+        is_running=is_running and "deletionTimestamp" not in mapping(document, "metadata"),
         is_final=text(status, "phase") in ("Succeeded", "Failed"),
-        waiting=text(state, "waiting", "reason"),
-        message=text(unscheduled, "message") or text(state, "waiting", "message"),
-        is_unschedulable=is_unschedulable,
+        reason=text(unscheduled or mapping(state, "waiting"), "reason"),
+        message=text(unscheduled or mapping(state, "waiting"), "message"),
         lost=": ".join(filter(None, (text(disrupted, "reason"), text(disrupted, "message")))),
         end=mapping(state, "terminated"),
     )
-
-
-def _condition(status: Document, kind: str, value: str) -> Document:
-    conditions = mappings(status, "conditions")
-    return next((c for c in conditions if (c.get("type"), c.get("status")) == (kind, value)), {})
-
-
-def by_host(pods: Iterable[PodStatus]) -> dict[tuple[str, int], PodStatus]:
-    """Returns the last pod of each host, by its group's name and its number."""
-    ordered = sorted(pods, key=lambda pod: (pod.attempt, pod.created_at))
-    return {(pod.group.group.name, pod.index): pod for pod in ordered}
 
 
 def delete_and_wait(

@@ -104,9 +104,12 @@ def _existing(cluster: ClusterApi, request: KubernetesRequest) -> Document | Non
         whose = f"of run {run}, with other settings or another plan" if run else "not stoker's"
         what = f"another {request.main['kind']} has this name: it is {whose}"
         raise PlatformError(what, where=where, fix=fix)
-    if status.phase != "failed" and not status.is_deleted:
+    is_deleted = "deletionTimestamp" in mapping(found, "metadata")
+    if status.phase != "failed" and not is_deleted:
         return found
-    if not delete_and_wait(cluster, resource, request.name, uid=status.uid, seconds=GONE_SECONDS):
+    if not delete_and_wait(
+        cluster, resource, request.name, uid=uid_of(found), seconds=GONE_SECONDS
+    ):
         what = f"the previous job was not deleted within {GONE_SECONDS:g} s"
         raise PlatformError(what, where=where, fix=fix)
     return None

@@ -100,10 +100,8 @@ class SageMakerRun(FollowedRun):
         assert settings
         super().__init__(
             job.name,
-            run=job.name,
+            job=job,
             service=_SERVICE,
-            log_folder=job.run_dir / "logs",
-            way_back=f"the same command with --name {job.run_name}",
             way_to_stop=stop_command(job.name),
             is_step=bool(pipeline_execution()),
             may_last_seconds=settings.may_last_seconds + MARGIN_SECONDS,
@@ -143,15 +141,14 @@ class SageMakerRun(FollowedRun):
             self._ended_at = now
         elif not has_new_lines or now >= self._ended_at + DRAIN_SECONDS:
             self._is_drained = True
-            self._close_files()
+            self._files.close()
 
     def _look_at_state(self) -> None:
         try:
             self._observe()
             self._reached_at = self._aws.clock()
         except PlatformError as err:
-            now = self._aws.clock()
-            self._endure(err, now=now, failing_seconds=now - self._reached_at)
+            self._endure(err, failing_seconds=self._aws.clock() - self._reached_at)
             if isinstance(err, ServiceError) and err.kind == "stale":
                 self._aws.renew_login()
 
@@ -172,7 +169,7 @@ class SageMakerRun(FollowedRun):
             lines = self._hosts_log.read()
         except ServiceError as err:
             # The training continues without its log.
-            self._tell_failure(err, now=self._aws.clock())
+            self._tell_failure(err)
             return False
         self._emit(*lines)
         return bool(lines)
@@ -195,7 +192,7 @@ class SageMakerRun(FollowedRun):
             self._stop(deadline=self._aws.clock() + STOP_SECONDS)
         if not self._is_left and not self._remains:
             delete_token(self._aws, self._token_uri)
-        self._close_files()
+        self._files.close()
 
     def _stop(self, *, deadline: float) -> None:
         def until_deadline(call: Callable[[], ResultT]) -> ResultT:
