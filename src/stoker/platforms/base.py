@@ -358,42 +358,21 @@ def check_run_name(name: str, *, most: int | None = None) -> None:
 
 
 def check_job(job: JobSpec) -> None:
-    """Raises UsageError for a job that no platform runs: its names, command, groups, strategy."""
+    """Raises UsageError for a job that no platform runs: its names and its groups."""
     check_run_name(job.name)
-    if not job.command:
-        raise UsageError(
-            "no command to run",
-            where=f"job {job.name}, key command",
-            fix="name the command in the workload, or after --: -- python train.py",
-        )
     for name, channel in job.channels.items():
         _check_name(name, what="channel", where=f"key channels.{name}")
         groups_of_channel(name, channel, job.groups)
-    _check_groups(job.groups)
-    dnn = job.groups[0]
-    processes = dnn.processes_per_host or 1
-    if job.settings.strategy == "none" and processes > 1:
-        raise UsageError(
-            f"strategy none starts one process per host, not {processes}",
-            where=f"key strategy, group {dnn.name}",
-            fix="use torchrun or mpi",
-        )
-
-
-def _check_groups(groups: Sequence[Group]) -> None:
     where = "the plan's groups"
-    names = [group.name for group in groups]
     # All platforms take the first group's first host for the leader.
-    if [group.role == "dnn" for group in groups] != [True, *[False] * (len(groups) - 1)]:
+    if [group.role for group in job.groups] != ["dnn", *["data"] * (len(job.groups) - 1)]:
         raise UsageError(
-            "a job needs exactly one dnn group, as its first group; found " + ", ".join(names),
+            "a job needs exactly one dnn group, as its first group",
             where=where,
             fix="for example --group dnn=1 --group data=2",
         )
-    if len(set(names)) < len(names):
-        raise UsageError("two groups have one name", where=where, fix="give each its own name")
-    for name in names:
-        _check_name(name, what="group", where=where)
+    for group in job.groups:
+        _check_name(group.name, what="group", where=where)
 
 
 def _check_name(name: str, *, what: str, where: str) -> None:

@@ -22,7 +22,7 @@ from stoker.errors import MissingExtraError, UsageError
 from stoker.logs import printable
 from stoker.records import SageMakerSettings, nearest
 from stoker.records.platforms import requirements_named
-from stoker.units import count, size
+from stoker.units import size
 
 IGNORE_FILE = ".stokerignore"
 # Code, not data: it is packed in memory, and each host downloads it before it starts.
@@ -70,10 +70,6 @@ class SourcePackage:
 
     content: bytes
     sizes: Mapping[str, int]
-
-    def words(self) -> str:
-        """Returns the number of the files and their size: "12 files, 40 kB"."""
-        return f"{count(len(self.sizes), 'file')}, {size(sum(self.sizes.values()))}"
 
 
 def package_of(folder: Path, *, max_bytes: int = MAX_CODE_BYTES) -> SourcePackage:
@@ -148,7 +144,10 @@ def _packed_names(folder: Path) -> Iterator[str]:
     lines = file.read_text(encoding="utf-8-sig").splitlines() if file.is_file() else []
     patterns = pathspec.GitIgnoreSpec.from_lines(lines)
     listed = _listed_by_git(folder)
-    names = list(_walked(folder)) if listed is None else listed
+    names = listed or []
+    if listed is None:
+        found = (path for path in folder.rglob("*") if path.is_symlink() or path.is_file())
+        names = [path.relative_to(folder).as_posix() for path in found]
     homes = [PurePosixPath(name).parent for name in names if name.endswith("/pyvenv.cfg")]
     secrets = []
     for name in names:
@@ -189,31 +188,20 @@ def _listed_by_git(folder: Path) -> list[str] | None:
         return None
     names: list[str] = []
     for which in (("--cached", "--recurse-submodules"), ("--others", "--exclude-standard")):
+        # A monitor is a program that the repository's settings name.
+        words = ["git", "-c", "core.fsmonitor=false", "ls-files", "-z", *which]
         try:
-            # A monitor is a program that the repository's settings name.
-            words = ["git", "-c", "core.fsmonitor=false", "ls-files", "-z", *which]
-            done = subprocess.run(words, cwd=folder, capture_output=True, check=True)
+            # Its own words on what is wrong stand in the terminal.
+            done = subprocess.run(words, cwd=folder, stdout=subprocess.PIPE, check=True)
         except (OSError, subprocess.CalledProcessError) as err:
-            said = getattr(err, "stderr", None)
             raise UsageError(
-                "git does not list the files of this checkout: "
-                + (os.fsdecode(said).strip() if said else str(err)),
+                f"git does not list the files of this checkout: {err}",
                 where=str(folder),
                 fix="correct that, or pack a copy of the folder outside of the checkout",
             ) from err
         names += os.fsdecode(done.stdout).split("\0")[:-1]
     # Others were deleted, and the commit that says so is still to come.
     return [name for name in names if os.path.lexists(folder / name)]
-
-
-def _walked(folder: Path) -> Iterator[str]:
-    for root, folders, files in os.walk(folder):
-        here = Path(root)
-        # os.walk lists a link to a folder as a folder, and does not enter it.
-        links = [name for name in folders if (here / name).is_symlink()]
-        folders[:] = [name for name in folders if name not in _CACHES]
-        for name in (*files, *links):
-            yield (here / name).relative_to(folder).as_posix()
 
 
 def _add(archive: tarfile.TarFile, folder: Path, name: str) -> None:

@@ -18,7 +18,6 @@ from stoker.records.platforms import NodePool
 # Pods are called NAME-JOB-0-INDEX-xxxxx, 63 characters at most: what is left with a job's name of 9
 # characters and 100000 hosts.
 MAX_NAME = 40
-_DIGEST = 8
 
 JOBSET_LABEL = "jobset.sigs.k8s.io/jobset-name"
 REPLICATED_JOB_LABEL = "jobset.sigs.k8s.io/replicatedjob-name"
@@ -66,13 +65,14 @@ RESERVED_METADATA = {
 
 def object_name(run: str) -> str:
     """Returns the run's name; where Kubernetes forbids it, another that ends with a digest."""
-    plain = re.sub(r"[^a-z0-9-]+", "-", run.lower()).strip("-")
-    if not plain or not plain[0].isalpha():
-        plain = f"run-{plain}".rstrip("-")
-    if plain == run and len(plain) <= MAX_NAME:
-        return plain
-    digest = hashlib.sha256(run.encode()).hexdigest()[:_DIGEST]
-    return f"{plain[: MAX_NAME - _DIGEST - 1].rstrip('-')}-{digest}"
+    if len(run) <= MAX_NAME and re.fullmatch(r"[a-z]([a-z0-9-]*[a-z0-9])?", run):
+        return run
+    plain = re.sub(r"[^a-z0-9]+", "-", run.lower()).strip("-")
+    if not plain[:1].isalpha():
+        plain = f"run-{plain}"
+    digest = hashlib.sha256(run.encode()).hexdigest()[:8]
+    # Room for the digest and its dash.
+    return f"{plain[: MAX_NAME - 9].rstrip('-')}-{digest}"
 
 
 def claim_of(uri: str, *, where: str) -> tuple[str, str]:

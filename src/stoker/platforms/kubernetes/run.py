@@ -222,7 +222,7 @@ class KubernetesRun(FollowedRun):
             for words in pod.news:
                 if before is None or words not in before.news:
                     self._note(words, pod.host)
-            if pod.is_started and pod.uid not in self._logs:
+            if pod.image_digest and pod.uid not in self._logs:
                 self._logs[pod.uid] = log = PodLog(self._cluster, pod, lines=self._lines)
                 log.start()
         for uid, log in self._logs.items():

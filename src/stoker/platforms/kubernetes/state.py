@@ -74,8 +74,7 @@ class PodStatus:
     Attributes:
         host: Stable name of this place in the group; a pod's replacement has another name.
         attempt: Attempt of the whole job.
-        image_digest: Digest of the image that its container runs.
-        is_started: Whether its container has, or had, a process.
+        image_digest: Digest of the image that its container runs, or ran; empty before.
         is_running: Whether its container runs, and the pod is not being deleted.
         is_final: Whether nothing of it runs any more.
         reason: Why it has no node, or its container does not run: Unschedulable, ErrImagePull.
@@ -91,7 +90,6 @@ class PodStatus:
     attempt: int
     node: str
     image_digest: str
-    is_started: bool
     is_running: bool
     is_final: bool
     reason: str
@@ -136,8 +134,6 @@ def pod_status(document: Document, group: PodGroup, *, run: str) -> PodStatus:
         attempt=int(text(labels, RESTARTS_ANNOTATION) or 0),
         node=text(document, "spec", "nodeName"),
         image_digest=text(container, "imageID").rpartition("@")[2],
-        # One with a last state is about to be restarted.
-        is_started=is_running or "terminated" in state or bool(mapping(container, "lastState")),
         is_running=is_running and "deletionTimestamp" not in mapping(document, "metadata"),
         is_final=text(status, "phase") in ("Succeeded", "Failed"),
         reason=text(unscheduled or mapping(state, "waiting"), "reason"),
