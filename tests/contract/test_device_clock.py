@@ -52,7 +52,7 @@ def read(inner: Iterator[object], steps: AsIsSteps) -> None:
     asked = steps.clock.mark()
     next(inner)
     got = steps.clock.mark()
-    steps.got([(asked, got)], cpu=time.process_time(), receive=0.0)
+    steps.got([(asked, got)], cpu=time.process_time())
     steps.gave(mark=steps.clock.mark(), cpu=time.process_time())
 
 

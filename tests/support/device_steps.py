@@ -38,7 +38,7 @@ def train(
     for number in range(10_000):
         asked = clock.mark()
         next(loader)
-        steps.got([(asked, clock.mark())], cpu=device.seconds, receive=0.0)
+        steps.got([(asked, clock.mark())], cpu=device.seconds)
         since = steps.counting_since
         counted = 0.0 if since is None else device.seconds - since
         if is_enough(steps.count, elapsed_seconds=counted, budget_seconds=budget_seconds):

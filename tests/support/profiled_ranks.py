@@ -26,8 +26,8 @@ def drained(workers, cpu, *, wall=None, rate=None) -> Drain:
     wall = cpu if wall is None else wall
     return Drain(
         workers=workers,
-        cpu_seconds=at(cpu),
-        wall_seconds=at(wall),
+        cpu_seconds=cpu,
+        wall_seconds=wall,
         batches_per_second=workers / wall if rate is None else rate,
     )
 
@@ -60,7 +60,6 @@ def rank_of(
             wait_seconds=at(wait),
             trainer_cpu_seconds=trainer_cpu,
             children_cpu_seconds=children_cpu,
-            receive_seconds=0.0,
         ),
         evidence=Evidence(
             seconds=100 * step,
@@ -70,7 +69,7 @@ def rank_of(
             held_knocks=10,
             busy_seconds=100 * (trainer_cpu + children_cpu),
         ),
-        accelerator=AcceleratorOnly(step_seconds=at(accelerator), trainer_cpu_seconds=at(alone)),
+        accelerator=AcceleratorOnly(step_seconds=at(accelerator), trainer_cpu_seconds=alone),
         drains=drains or (drained(8, 0.010, rate=700.0), drained(1, 0.010)),
         batch=BatchFacts(samples=64, num_bytes=1_000_000),
         num_workers=workers,

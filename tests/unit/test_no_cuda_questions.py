@@ -27,5 +27,5 @@ def _no_question(monkeypatch):
 def test_a_profile_begins_without_it(tmp_path):
     environ = {"STOKER_RUN": json.dumps({"profile": {}}), "STOKER_OUTPUT": str(tmp_path)}
     session = Session(from_environment(environ), folder=tmp_path, iterate=DataLoader.__iter__)
-    assert not session.has_begun
+    assert session.is_here
     assert find_device() is None

@@ -29,7 +29,6 @@ def bursts(
         wait_seconds=at(wait),
         trainer_cpu_seconds=0.0,
         children_cpu_seconds=0.0,
-        receive_seconds=0.0,
         **{"epoch_batches": 1000} | given,
     )
     batch = BatchFacts(samples=1, num_bytes=num_bytes, num_tensors=2)
@@ -94,19 +93,19 @@ def test_images_of_floats_are_counted(images):
 
 
 @pytest.mark.parametrize(
-    ("script", "vcpus", "ranks", "seconds", "counts"),
+    ("script", "vcpus", "seconds", "counts"),
     [
-        (0, 1, 1, 54, [1]),
-        (6, 8, 1, 54, [8, 1, 6, 4]),
-        (0, 16, 1, 54, [16, 1, 8, 2, 4]),
-        (4, 32, 4, 54, [8, 1, 4]),
-        (0, 96, 1, 18, [96, 1, 48, 2, 4, 8]),
+        (0, 1, 54, [1]),
+        (6, 8, 54, [8, 1, 6, 4]),
+        (0, 16, 54, [16, 1, 8, 2, 4]),
+        (4, 8, 54, [8, 1, 4]),
+        (0, 96, 18, [96, 1, 48, 2, 4, 8]),
     ],
 )
 def test_loaders_are_tried_at_one_at_todays_and_from_there_up_to_all_vcpus(
-    script, vcpus, ranks, seconds, counts
+    script, vcpus, seconds, counts
 ):
-    tried = worker_counts(script=script, vcpus=vcpus, ranks_on_host=ranks, seconds=seconds)
+    tried = worker_counts(script=script, vcpus=vcpus, seconds=seconds)
     assert tried == counts
 
 
@@ -148,7 +147,7 @@ def test_epochs_that_were_seen_count_as_they_were():
 
 def test_profile_says_what_an_epoch_begins_with():
     text = " ".join(explain(profile_of(H100)).split())
-    assert "over whole epochs a step takes 171 ms, 78% of it waiting for data:" in text
+    assert "over whole epochs a step takes 171 ms:" in text
     assert "an epoch of 42 steps begins with 0.48 s of waiting" in text
     assert "one worker makes its first batch" in text
     assert "what lies between epochs is not known" in text

@@ -10,7 +10,7 @@ from stoker.decide.model import Work
 from stoker.errors import UsageError
 from stoker.profile.explain import explain
 from stoker.profile.rank_results import BatchFacts, Copies, Evidence, RankResult
-from stoker.profile.unmeasured import EndedCommand, ProcessReport, why_unmeasured
+from stoker.profile.unmeasured import ProcessReport, why_unmeasured
 from stoker.records import Profile
 from stoker.records.profile import MAX_PROFILE_DAYS, ProfileOrigin
 from support.builders import gpu_load
@@ -18,7 +18,7 @@ from support.decisions import decided
 from support.profiled_ranks import TORCHS, at, changed, drained, profile_of, rank_of
 
 # One core: 40 ms to load, 22 ms to train.
-TOOK = {"step": 0.063, "wait": 0.038, "accelerator": 0.022, "receive_seconds": 0.0005}
+TOOK = {"step": 0.063, "wait": 0.038, "accelerator": 0.022}
 CPU = {"trainer_cpu": 0.0225, "trainer_alone_cpu": 0.022, "children_cpu": 0.0405}
 ONE_CORE = rank_of(
     **{**TOOK, **CPU, "vcpus": 1, "epoch_batches": 125},
@@ -225,8 +225,8 @@ def rank(*, missing: str = "the script ended after 6 batches", number: int = 0) 
     return changed(whole, missing=missing, as_is=None, accelerator=None)
 
 
-def reason(*ranks: RankResult, **given: object) -> UsageError:
-    return why_unmeasured(EndedCommand(ranks=ranks, **{"seen": (TORCH,)} | given))
+def reason(*ranks: RankResult, seen=(TORCH,), has_passed=False) -> UsageError:
+    return why_unmeasured(ranks, seen, seconds=300, has_passed=has_passed)
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ def take(steps: AsIsSteps, *, count: int, every: float, start: float = 0.0) -> f
     now = start
     for _ in range(count):
         now += every
-        steps.got([(at(now - every / 4), at(now))], cpu=now / 2, receive=0.001)
+        steps.got([(at(now - every / 4), at(now))], cpu=now / 2)
     return now
 
 

@@ -11,8 +11,8 @@ from stoker.decide.work import parts_of
 from stoker.errors import UsageError
 from stoker.feed.timeline import waits_longest
 from stoker.profile.fixes import find_fixes
-from stoker.profile.rank_results import HOST, Drain, Quartiles, RankResult
-from stoker.profile.states import MIN_THROTTLED, find_states, others_by_host
+from stoker.profile.rank_results import HOST, Drain, RankResult
+from stoker.profile.states import capacity, find_states, is_throttled, others_vcpus
 from stoker.records import (
     Check,
     EpochPause,
@@ -29,7 +29,7 @@ from stoker.records import (
     TodaysGroup,
 )
 from stoker.records.base import Value
-from stoker.records.profile import MAX_OTHERS, GpuLoads, busy_share, during_steps
+from stoker.records.profile import GpuLoads, busy_share, during_steps
 
 # Clocks are read at slightly different times: only more than this was more than the pod asks for.
 _MORE_THAN_ASKED = 1.05
@@ -66,70 +66,60 @@ def combine(
             f"only ranks {present} of {ranks[0].world_size} left results",
             fix="read the log of the missing ranks, and profile again",
         )
-    ranks = _corrected(ranks)
+    ranks = _comparable(ranks)
+    first = ranks[0]
     # All others wait for the rank whose steps wait longest: as in a run's record.
     waiting = ranks[waits_longest({place: rank.wait_share for place, rank in enumerate(ranks)})]
     slowest = max(ranks, key=lambda rank: rank.compute_seconds)
-    vcpus = {rank.host: rank.vcpus for rank in ranks}
-    steps = [rank.taken for rank in ranks]
+    vcpus = capacity(ranks)
+    num_hosts = len({rank.host for rank in ranks})
     batches = [rank.batch for rank in ranks if rank.batch]
-    loader_cpu = _added([_loader_cpu(rank) for rank in ranks])
-    trainer_cpu = _added([_trainer_cpu(rank) for rank in ranks])
-    walls = [wall for rank in ranks if (wall := _loader_wall(rank))]
-    loader_wall = _added(walls) if len(walls) == len(ranks) else None
+    walls = [wall for rank in ranks if (wall := _loader_wall(rank)) is not None]
     # More than all vCPUs give in a step is of helper processes that left them.
-    used = sum(step.trainer_cpu_seconds + step.children_cpu_seconds for step in steps)
-    used = min(used, sum(vcpus.values()) * max(step.step_seconds.mean for step in steps))
-    accelerator = slowest.accelerator.step_seconds if slowest.accelerator else None
+    longest = max(rank.taken.step_seconds.mean for rank in ranks)
+    used = min(sum(rank.used_cpu_seconds for rank in ranks), vcpus * longest)
+    timed = {"step_seconds": waiting.taken.step_seconds, "wait_seconds": waiting.taken.wait_seconds}
+    if slowest.accelerator:
+        timed["accelerator_step_seconds"] = slowest.accelerator.step_seconds
+    is_hidden = not waiting.num_workers and waiting.taken.clock != HOST
     step = StepTerms(
-        step_seconds=waiting.step_seconds,
-        wait_seconds=waiting.wait_seconds,
-        accelerator_step_seconds=accelerator.median if accelerator else None,
+        **{name: part.median for name, part in timed.items()},
         transfer_seconds=slowest.transfer_seconds,
         neighbour_seconds=slowest.neighbour_seconds,
-        loader_cpu_seconds=loader_cpu.mean,
-        hidden_load_seconds=(
-            waiting.taken.hidden_seconds
-            if not waiting.num_workers and waiting.taken.clock != HOST
-            else None
-        ),
-        loader_wall_seconds=_worker_seconds(ranks, wall=loader_wall, cpu=loader_cpu),
-        trainer_cpu_seconds=trainer_cpu.mean,
+        loader_cpu_seconds=sum(map(_loader_cpu, ranks)),
+        hidden_load_seconds=waiting.taken.hidden_seconds if is_hidden else None,
+        loader_wall_seconds=sum(walls) if len(walls) == len(ranks) else None,
+        trainer_cpu_seconds=sum(map(_trainer_cpu, ranks)),
         used_cpu_seconds=used,
         # A host's workers, all its ranks together: plans count by hosts.
-        num_workers=sum(rank.num_workers for rank in ranks if rank.host == ranks[0].host),
+        num_workers=sum(rank.num_workers for rank in ranks if rank.host == first.host),
         global_batch_size=sum(batch.samples for batch in batches),
         batch_bytes=float(sum(batch.num_bytes for batch in batches)),
     )
-    spread = {
-        "step_seconds": waiting.taken.step_seconds,
-        "wait_seconds": waiting.taken.wait_seconds,
-        "accelerator_step_seconds": accelerator,
-        "trainer_cpu_seconds": trainer_cpu,
-        "loader_cpu_seconds": loader_cpu,
-        "loader_wall_seconds": loader_wall,
-    }
     gpus = during_steps(gpus)
     notes = chain.from_iterable(rank.notes for rank in ranks)
+    seen = first.evidence
     profile = Profile(
-        host=host_of(ranks[0], group=group, settings=settings),
+        host=host_of(first, group=group, settings=settings),
         step=step,
         observed=Observed(
-            cpu_utilization=min(1.0, used / (steps[0].step_seconds.mean * sum(vcpus.values()))),
+            cpu_utilization=min(1.0, used / (longest * vcpus)),
             gpu_utilization=busy_share(gpus),
             gpus=gpus,
-            hosts=len(vcpus),
-            others_vcpus=sum(others_by_host(ranks).values()),
-            elsewhere_vcpus=_elsewhere(ranks) if len(vcpus) == 1 else None,
+            hosts=num_hosts,
+            others_vcpus=others_vcpus(ranks),
+            # Of several hosts it may be one of theirs.
+            elsewhere_vcpus=(
+                seen.elsewhere_seconds / max(seen.seconds, 1e-9) if num_hosts == 1 else None
+            ),
         ),
         spread={
             name: Spread(low=part.low, high=part.high, samples=part.samples)
-            for name, part in spread.items()
-            if part is not None
+            for name, part in timed.items()
         },
         loader_rates=_loader_rates(ranks),
-        # Ranks load alike: one of them took its loading apart.
-        transforms=next((rank.transforms for rank in ranks if rank.transforms), ()),
+        # Ranks load alike: the first one took its loading apart.
+        transforms=first.transforms,
         loader=_loader_of(ranks),
         epochs=_epochs_of(waiting),
         what={**what, "ranks": len(ranks), "notes": [*dict.fromkeys(notes)]},
@@ -152,128 +142,81 @@ def host_of(rank: RankResult, *, group: TodaysGroup, settings: ProfileSettings) 
         settings: With the type that the user gave.
     """
     given = settings.instance_type
+    inventory = rank.inventory
     name = group.instance_type
     # A local type is a guess: what the host reports is better.
-    is_guess = given == "auto" or name.startswith("local.")
-    if given and given != "auto":
+    if given == "auto" or (given is None and name.startswith("local.")):
+        name = inventory.instance_type or name
+    elif given:
         name = given
-    elif rank.inventory.instance_type and is_guess:
-        name = rank.inventory.instance_type
     return ProfiledHost(
         instance_type=name,
         count=group.count,
         # Whole ones, as a type has them; under a quota the fraction counts.
         vcpus=max(1, int(rank.vcpus)),
         quota_vcpus=None if rank.vcpus == round(rank.vcpus) else rank.vcpus,
-        accelerators=rank.inventory.accelerators,
-        accelerator_model=rank.inventory.accelerator_model,
-        cpu_model=rank.inventory.cpu_model,
+        accelerators=inventory.accelerators,
+        accelerator_model=inventory.accelerator_model,
+        cpu_model=inventory.cpu_model,
     )
 
 
-def _corrected(ranks: Sequence[RankResult]) -> Sequence[RankResult]:
+def _comparable(ranks: Sequence[RankResult]) -> Sequence[RankResult]:
     """Returns ranks whose figures can be compared with each other."""
-    is_stopped = max(rank.evidence.stopped_share for rank in ranks) >= MIN_THROTTLED
-    others = sum(others_by_host(ranks).values())
-    has_others = others > MAX_OTHERS * sum({rank.host: rank.vcpus for rank in ranks}.values())
+    is_stopped = any(is_throttled(rank.evidence) for rank in ranks)
     used = defaultdict[str, float](float)
     for rank in ranks:
         used[rank.host] += rank.used_vcpus
-    corrected = []
+    comparable = []
     for rank in ranks:
         drains = rank.drains
-        as_is = rank.taken
         vcpus = rank.vcpus
         if is_stopped:
             # The loader alone was stopped by the quota, too, which is no waiting for data.
-            drains = tuple(map(_unstopped, drains))
-        if has_others:
-            # These come and go: their CPU time is a mean, to be compared with a mean only.
-            step = msgspec.structs.replace(as_is.step_seconds, median=as_is.step_seconds.mean)
-            wait = msgspec.structs.replace(as_is.wait_seconds, median=as_is.wait_seconds.mean)
-            as_is = msgspec.structs.replace(as_is, step_seconds=step, wait_seconds=wait)
+            drains = tuple(
+                msgspec.structs.replace(drain, wall_seconds=drain.cpu_seconds) for drain in drains
+            )
         if rank.is_only_requested and used[rank.host] > _MORE_THAN_ASKED * vcpus:
             # A pod without a limit may use the idle CPUs of its node: the step had them.
             vcpus = round(used[rank.host], 2)
-        corrected.append(msgspec.structs.replace(rank, drains=drains, as_is=as_is, vcpus=vcpus))
-    return corrected
+        comparable.append(msgspec.structs.replace(rank, drains=drains, vcpus=vcpus))
+    return comparable
 
 
-def _unstopped(drain: Drain) -> Drain:
-    wall = min(drain.wall_seconds, drain.cpu_seconds, key=lambda part: part.mean)
-    return msgspec.structs.replace(drain, wall_seconds=wall)
+# CPU time and time of one rank's part of a step.
 
 
-# The parts of one rank's step, and their sums.
-
-
-def _added(parts: Sequence[Quartiles]) -> Quartiles:
-    return Quartiles(
-        mean=sum(part.mean for part in parts),
-        median=sum(part.median for part in parts),
-        low=sum(part.low for part in parts),
-        high=sum(part.high for part in parts),
-        samples=min(part.samples for part in parts),
-    )
-
-
-def _even(seconds: float, *, like: Quartiles) -> Quartiles:
-    return Quartiles(mean=seconds, median=seconds, low=seconds, high=seconds, samples=like.samples)
-
-
-def _trainer_cpu(rank: RankResult) -> Quartiles:
+def _trainer_cpu(rank: RankResult) -> float:
     if rank.accelerator is not None:
         return rank.accelerator.trainer_cpu_seconds
     # As it was, less what it took to load by itself.
     loaded = 0.0 if rank.num_workers else rank.taken.wait_seconds.mean
-    seconds = max(0.0, rank.taken.trainer_cpu_seconds - loaded)
-    return _even(seconds, like=rank.taken.step_seconds)
+    return max(0.0, rank.taken.trainer_cpu_seconds - loaded)
 
 
-def _loader_cpu(rank: RankResult) -> Quartiles:
+def _loader_cpu(rank: RankResult) -> float:
     # With every vCPU busy: hyper-threads and caches are shared as in real work.
     busy = max(1, round(rank.vcpus) // rank.ranks_on_host)
     if rank.drains:
         most = max(rank.drains, key=lambda drain: (drain.workers == busy, drain.workers))
         return most.cpu_seconds
     # Not tried alone: its workers' CPU while the model trained, or what the trainer used more.
-    seconds = rank.taken.children_cpu_seconds
-    if not rank.num_workers:
-        seconds = max(0.0, rank.taken.trainer_cpu_seconds - _trainer_cpu(rank).mean)
-    return _even(seconds, like=rank.taken.step_seconds)
+    if rank.num_workers:
+        return rank.taken.children_cpu_seconds
+    return rank.taken.trainer_cpu_seconds - _trainer_cpu(rank)
 
 
-def _loader_wall(rank: RankResult) -> Quartiles | None:
-    # Without workers, all that next() does is loading, of which a device may notice a part only.
-    wait = rank.taken.wait_seconds
-    if rank.batch_in_one_worker or rank.num_workers or not rank.taken.hidden_seconds:
-        return rank.batch_in_one_worker or (None if rank.num_workers else wait)
-    return _even(wait.median + rank.taken.hidden_seconds, like=wait)
-
-
-def _worker_seconds(
-    ranks: Sequence[RankResult], *, wall: Quartiles | None, cpu: Quartiles
-) -> float | None:
-    """Returns worker-seconds of a global step's loading: at most its CPU time and its waiting.
+def _loader_wall(rank: RankResult) -> float | None:
+    """Returns a worker's time for a batch: its CPU time, and the waiting of a lone worker.
 
     A lone worker and all of them were timed some seconds apart, between which a shared machine
-    becomes faster or slower. Only the waiting that the lone worker was seen to do is waiting, and
-    all of it is: a line or a disk gives in bursts, which a median leaves out.
+    becomes faster or slower: of the two CPU times the smaller one counts.
     """
-    if wall is None:
-        return None
-    drains = chain.from_iterable(rank.drains for rank in ranks)
-    alone = [drain for drain in drains if drain.workers == 1]
-    if len(alone) < len(ranks):
-        return wall.median
-    waited = sum(drain.idle_seconds for drain in alone)
-    return min(max(wall.median, waited), cpu.mean + waited)
-
-
-def _elsewhere(ranks: Sequence[RankResult]) -> float:
-    """Returns busy vCPUs outside the only host; of several hosts it may be one of theirs."""
-    seen = (rank.evidence for rank in ranks)
-    return max(evidence.elsewhere_seconds / max(evidence.seconds, 1e-9) for evidence in seen)
+    if alone := rank.lone_worker:
+        return min(alone.cpu_seconds, _loader_cpu(rank)) + alone.idle_seconds
+    # Without workers, all that next() does is loading, of which a device may notice a part only.
+    own = rank.taken.wait_seconds.median + rank.taken.hidden_seconds
+    return None if rank.num_workers else own
 
 
 def _loader_rates(ranks: Sequence[RankResult]) -> tuple[LoaderRate, ...]:
@@ -310,17 +253,11 @@ def _epochs_of(rank: RankResult) -> EpochTimes | None:
     if times is None:
         return None
     start = times.start
-    wait = rank.wait_seconds
-    batch = rank.batch_in_one_worker
-    if rank.num_workers == 0:
-        batch = _even(0.0, like=rank.taken.wait_seconds)
-    if start is None and batch is not None:
-        start = EpochPause(
-            seconds=max(0.0, batch.median - wait),
-            low_seconds=max(0.0, batch.low - wait),
-            high_seconds=max(0.0, batch.high - wait),
-            count=0,
-        )
+    alone = rank.lone_worker
+    if start is None and (alone or not rank.num_workers):
+        seconds = alone.wall_seconds if alone and rank.num_workers else 0.0
+        seconds = max(0.0, seconds - rank.wait_seconds)
+        start = EpochPause(seconds=seconds, low_seconds=seconds, high_seconds=seconds, count=0)
     # The script's warm-up is in the mean of its steps.
     return msgspec.structs.replace(times, start=start, inside_seconds=None)
 
@@ -331,17 +268,13 @@ def _check(
     """Returns whether the parts add up to the step; if not, the state that has the rest."""
     predicted = parts.step_seconds
     error = predicted / step.step_seconds - 1
+    is_explained = abs(error) <= tolerance
     named = {state.id for state in states}
     state = None
-    if abs(error) > tolerance and "straggler" in named:
+    if not is_explained and "straggler" in named:
         state = "straggler"
-    elif abs(error) > tolerance and "workers" in named and parts.workers == 0:
+    elif not is_explained and "workers" in named and parts.workers == 0:
         # The main process loads as it was seen to, with more threads of torch than a worker.
         seen = parts.accelerator_seconds + (step.wait_seconds or 0.0)
         state = "workers" if abs(seen / step.step_seconds - 1) <= tolerance else None
-    return Check(
-        predicted_step_seconds=predicted,
-        error=error,
-        explained=abs(error) <= tolerance,
-        state=state,
-    )
+    return Check(predicted_step_seconds=predicted, error=error, explained=is_explained, state=state)

@@ -1,7 +1,6 @@
 """The text of a profile: a verdict, a table of terms, and what to do at no cost."""
 
-from collections.abc import Iterable, Iterator
-from itertools import chain
+from collections.abc import Iterator, Sequence
 
 from stoker.decide.model import LEAST_GAIN, limit_words, lost_share
 from stoker.decide.work import AGAIN, parts_of, too_busy
@@ -16,13 +15,10 @@ from stoker.units import (
     percentage,
     size,
     vcpus_words,
-    wait_share,
     wrapped,
 )
 
 _NAME = 44
-# Parts with a smaller share are only in the record.
-_MIN_SHARE = 0.01
 _TERMS = (
     ("step_seconds", "a step, as is"),
     ("wait_seconds", "  of it waiting for data"),
@@ -48,21 +44,21 @@ SUSPECTS = {
 
 def explain(profile: Profile) -> str:
     """Returns the verdict, the parts of a step, and what to do at no cost, for a terminal."""
-    capacity = profile.host.capacity
-    busy = too_busy(profile, vcpus=capacity * profile.host.count) if capacity else ""
-    findings = [_verdict(profile, busy=busy), *_epochs(profile)]
+    host = profile.host
+    busy = too_busy(profile, vcpus=host.capacity * host.count) if host.capacity else ""
+    texts = [_verdict(profile, busy=busy), *_epochs(profile)]
     # Other programs are in the verdict, if they spoil it.
     hidden = "other-programs" if busy else ""
     states = [state for state in profile.states[:_MAX_STATES] if state.id != hidden]
-    findings += [f"found: {state.text}" for state in states]
+    texts += [f"found: {state.text}" for state in states]
     if profile.loader:
-        findings.append(loader_words(profile.loader))
-    lines = [*_wrapped(findings), "", *_table(profile), *_transforms(profile)]
+        texts.append(loader_words(profile.loader))
+    lines = _wrapped(texts)
+    lines += ["", *_table(profile), *_transforms(profile)]
     if profile.observed:
-        lines += ["", *_wrapped(_observed(profile))]
-    if profile.check:
-        lines += ["", *wrapped(_check(profile))]
+        lines += ["", *_wrapped([*_observed(profile)])]
     notes = profile.what.get("notes")
+    lines += ["", *_wrapped([*_check(profile)])]
     lines += _wrapped([f"note: {note}" for note in (notes if isinstance(notes, list) else [])])
     if profile.fixes:
         lines += ["", "free, or nearly free:"]
@@ -73,8 +69,8 @@ def explain(profile: Profile) -> str:
     return "\n".join(lines)
 
 
-def _wrapped(texts: Iterable[str]) -> list[str]:
-    return [*chain.from_iterable(map(wrapped, texts))]
+def _wrapped(texts: Sequence[str]) -> list[str]:
+    return [line for text in texts for line in wrapped(text)]
 
 
 def _verdict(profile: Profile, *, busy: str) -> str:
@@ -92,11 +88,9 @@ def _verdict(profile: Profile, *, busy: str) -> str:
             wait_seconds=step.wait_seconds,
             accelerator_seconds=computing,
         )
-    if computing is not None and lost > share:
-        waiting += (
-            f". Without loading, a step would take {ms(computing)} instead of "
-            f"{ms(step.step_seconds)}"
-        )
+        if lost > share:
+            now = ms(step.step_seconds)
+            waiting += f". Without loading, a step would take {ms(computing)} instead of {now}"
     check = profile.check
     if busy:
         return f"{waiting}. {capital(busy)}; {AGAIN}."
@@ -137,36 +131,31 @@ def _limit(profile: Profile, *, share: float) -> str:
 
 
 def _epochs(profile: Profile) -> list[str]:
-    times = profile.epochs
     whole = whole_step_of(profile)
-    if times is None or whole is None:
+    if profile.epochs is None or whole is None:
         return []
     step_seconds = profile.step.step_seconds
-    lines = epoch_words(times, step_seconds=step_seconds)
+    lines = epoch_words(profile.epochs, step_seconds=step_seconds)
     if is_whole_longer(step_seconds, whole):
-        waiting = ""
-        if (wait := profile.step.wait_seconds) is not None:
-            whole_wait = times.whole_wait_seconds(wait)
-            share = wait_share(step_seconds=whole, wait_seconds=whole_wait)
-            waiting = f", {percentage(share)} of it waiting for data"
-        lines.insert(0, f"over whole epochs a step takes {ms(whole)}{waiting}:")
+        lines.insert(0, f"over whole epochs a step takes {ms(whole)}:")
     return lines
 
 
-def _check(profile: Profile) -> str:
-    assert profile.check is not None
+def _check(profile: Profile) -> Iterator[str]:
     check = profile.check
+    if check is None:
+        return
     error = percentage(check.error, signed=True)
     text = (
         f"self-check: the parts give {ms(check.predicted_step_seconds)} per step, measured were "
         f"{ms(profile.step.step_seconds)} ({error})"
     )
-    if check.explained:
-        return text
     if check.state == "workers":
-        return f"{text}: loading takes another time in the trainer than in a worker"
-    why = f"the rest is the state {check.state}" if check.state else "unexplained"
-    return f"{text}: {why}, so stoker recommends no other hosts"
+        text += ": loading takes another time in the trainer than in a worker"
+    elif not check.explained:
+        why = f"the rest is the state {check.state}" if check.state else "unexplained"
+        text += f": {why}, so stoker recommends no other hosts"
+    yield text
 
 
 def _table(profile: Profile) -> Iterator[str]:
@@ -196,38 +185,31 @@ def _table(profile: Profile) -> Iterator[str]:
 
 def _transforms(profile: Profile) -> Iterator[str]:
     """Yields lines of 63 columns."""
-    shown = [part for part in profile.transforms if not part.within or part.share >= _MIN_SHARE]
-    if shown:
+    if profile.transforms:
         yield ""
         yield f"{'loading a sample, one worker':<{_NAME}}{'CPU ms':>9}{'share':>8}"
-    for part in shown:
+    for part in profile.transforms:
         name = f"  {part.name}" if part.within else part.name
-        if len(name) > _NAME - 1:
-            name = f"  ..{name[-(_NAME - 5) :]}"
-        yield f"{name:<{_NAME}}{part.cpu_seconds * 1e3:>9.3f}{part.share:>8.0%}"
+        yield f"{name[: _NAME - 1]:<{_NAME}}{part.cpu_seconds * 1e3:>9.3f}{part.share:>8.0%}"
 
 
 def _observed(profile: Profile) -> Iterator[str]:
     """Yields how busy the hosts were, and each GPU."""
     observed = profile.observed
     assert observed is not None
-    loads = [_busy("vCPUs", observed.cpu_utilization)]
-    if observed.others_vcpus:
-        # What other programs used as well is another line's.
-        loads = [f"{loads[0]} with this training run"]
-    if observed.gpu_utilization is not None or profile.host.accelerators:
+    host = profile.host
+    loads = [("vCPUs", observed.cpu_utilization)]
+    if observed.gpu_utilization is not None or host.accelerators:
         num_gpus = len(used_gpus(observed.gpus)) if observed.gpus else None
-        loads.append(_busy(gpu_noun(num_gpus), observed.gpu_utilization))
-    text = f"{profile.host.count} x {profile.host.instance_type}: {', '.join(loads)}"
+        loads.append((gpu_noun(num_gpus), observed.gpu_utilization))
+    words = [
+        f"{name}: load not known" if load is None else f"{name} {percentage(load)} busy"
+        for name, load in loads
+    ]
+    text = f"{host.count} x {host.instance_type}: {', '.join(words)}"
     # Where steps were seen to wait or not, a guess from the load is no news.
     if profile.step.wait_seconds is None:
         text += f"; {SUSPECTS[observed.suspect]}"
     yield f"{text}."
     for gpu in observed.gpus[:_GPUS_SHOWN]:
         yield gpu_words(gpu)
-
-
-def _busy(name: str, load: float | None) -> str:
-    if load is None:
-        return f"{name}: load not known"
-    return f"{name} {percentage(load)} busy"

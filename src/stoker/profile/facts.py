@@ -1,7 +1,7 @@
 """Facts about batches, the loader that makes them, which loader is measured, and its host."""
 
 import contextlib
-import urllib.request
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import cast
@@ -139,62 +139,29 @@ def made_from(
     return None, line_words(loader) if before and is_taken_whole(loader) else None
 
 
-# Link-local: EC2's hosts reach their metadata there; elsewhere nothing answers.
-_METADATA = "http://169.254.169.254/latest"
-_METADATA_SECONDS = 1.0
-_VENDOR = Path("/sys/class/dmi/id/sys_vendor")
+# What the firmware says: of EC2's hosts the product is their type.
+_FIRMWARE = Path("/sys/class/dmi/id")
 _CPU = Path("/proc/cpuinfo")
 
 
 def take_inventory(*, given: str | None = None) -> Inventory:
-    """Blocks for some seconds at most; a `given` type is the user's."""
+    """Returns the equipment of this host; a `given` type is the user's."""
     # Accelerators that this process may use.
     has_cuda = torch.cuda.is_available()
+    vendor, product, cpus = map(
+        _text_of, (_FIRMWARE / "sys_vendor", _FIRMWARE / "product_name", _CPU)
+    )
+    of_host = product if vendor.startswith("Amazon") else None
+    model = re.search(r"^model name\s*:\s*(.{1,200})$", cpus, re.MULTILINE)
     return Inventory(
         accelerators=torch.cuda.device_count() if has_cuda else None,
         accelerator_model=torch.cuda.get_device_name(0) if has_cuda else None,
-        cpu_model=_cpu_model(),
-        instance_type=instance_type(given=given),
+        cpu_model=model[1] if model else None,
+        instance_type=given if given and given != "auto" else named_instance_type() or of_host,
     )
 
 
-def instance_type(*, given: str | None = None) -> str | None:
-    """Returns the type of this host; None: not known."""
-    if given and given != "auto":
-        return given
-    if named := named_instance_type():
-        return named
-    with contextlib.suppress(OSError, ValueError):
-        # Elsewhere no service answers at this address, and each profile would wait for a second.
-        if given == "auto" or "amazon" in _VENDOR.read_text(errors="replace").lower():
-            return _metadata_type()
-    return None
-
-
-def _metadata_type() -> str:
-    # Version 2 of the service: a token first. Hosts may refuse version 1.
-    lifetime = {"X-aws-ec2-metadata-token-ttl-seconds": "60"}
-    token = _fetch(f"{_METADATA}/api/token", lifetime, method="PUT")
-    headers = {"X-aws-ec2-metadata-token": token}
-    name = _fetch(f"{_METADATA}/meta-data/instance-type", headers, method="GET")
-    # A proxy may answer in place of the service, with a page.
-    if not name.replace(".", "").replace("-", "").isalnum():
-        raise ValueError(name)
-    return name
-
-
-def _fetch(url: str, headers: dict[str, str], *, method: str) -> str:
-    request = urllib.request.Request(url, headers=headers, method=method)
-    # Never through a proxy.
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(request, timeout=_METADATA_SECONDS) as answer:
-        return str(answer.read(1024).decode("ascii").strip())
-
-
-def _cpu_model() -> str | None:
+def _text_of(file: Path) -> str:
     with contextlib.suppress(OSError):
-        for line in _CPU.read_text(errors="replace").splitlines():
-            key, _, value = line.partition(":")
-            if key.strip() == "model name" and value.strip():
-                return " ".join(value.split())[:200]
-    return None
+        return file.read_text(errors="replace").strip()
+    return ""

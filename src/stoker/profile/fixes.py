@@ -1,41 +1,53 @@
 """Changes to the script that cost no host, where the measurement supports them. Pure."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Iterator, Sequence
+from itertools import chain
 
 from stoker.decide.model import LEAST_GAIN, WAITS, Work, more_workers, terms
 from stoker.profile.rank_results import HOST, Copies, RankResult
-from stoker.profile.states import MIN_THROTTLED, saved_by
+from stoker.profile.states import saved_by
 from stoker.records import Fix, ProfileState, StepTerms
 from stoker.units import numbered, size, vcpus_words
 
 # Less than this share of a step is not worth a line.
 _MIN_GAIN = 0.05
 _MIN_FLOAT_BYTES = 1 << 20
-_AS_FAST = 0.95
-# One worker more than vCPUs keeps these busy while another waits; many more only take turns.
-_MANY_WORKERS_PER_VCPU = 1.5
-# Bytes in place of numbers of four bytes.
-_UINT8_LESS = 0.75
 _PIN = "pin_memory=True, and non_blocking=True where batches are copied to the accelerator"
 _AHEAD = (
     "stoker.to_device(loader, device), with pin_memory=True: it copies the next batch while the "
     "accelerator works on this one"
 )
-_OF_STATES: Mapping[str, str] = MappingProxyType(
-    {
-        "throttled": "remove the container's CPU limit, or raise it: its host may have idle vCPUs "
-        "that it cannot use (on Kubernetes: the limits in kubernetes.dnn.pod)",
-        "gil": "move Python work out of the trainer's main process: into the dataset or the "
-        "collate function, with num_workers=1 or more; or run threads as separate processes",
-        "neighbour": "launch less: CUDA graphs (torch.compile with mode='reduce-overhead') launch "
-        "a whole step at once; or make batches on data hosts",
-        "launch": "launch more at once: larger batches, CUDA graphs (torch.compile with "
+_OF_STATES = (
+    Fix(
+        id="throttled",
+        text="remove the container's CPU limit, or raise it: its host may have idle vCPUs that it "
+        "cannot use (on Kubernetes: the limits in kubernetes.dnn.pod)",
+    ),
+    Fix(
+        id="gil",
+        text="move Python work out of the trainer's main process: into the dataset or the collate "
+        "function, with num_workers=1 or more; or run threads as separate processes",
+        cost="small",
+    ),
+    Fix(
+        id="neighbour",
+        text="launch less: CUDA graphs (torch.compile with mode='reduce-overhead') launch a whole "
+        "step at once; or make batches on data hosts",
+        cost="small",
+    ),
+    Fix(
+        id="launch",
+        text="launch more at once: larger batches, CUDA graphs (torch.compile with "
         "mode='reduce-overhead'), fused or foreach optimizers; and ask for results (.item(), "
         ".cpu(), print) every some steps only",
-        "straggler": "look at the host and the data of the slow rank: all other ranks wait for it",
-    }
+        cost="small",
+    ),
+    Fix(
+        id="straggler",
+        text="look at the host and the data of the slow rank: all other ranks wait for it",
+        cost="small",
+    ),
 )
 
 
@@ -50,36 +62,41 @@ def find_fixes(
 
     Args:
         ranks: Results of all ranks, whose steps as is are known.
-        parts: Parts of the step; None: they were not measured.
+        parts: Work of the step; None: they were not measured.
         step: The profile's step.
         states: The states of the profile.
     """
-    waiting = max(ranks, key=lambda rank: rank.wait_seconds)
     slowest = max(ranks, key=lambda rank: rank.compute_seconds)
     fixes = [
-        _more_workers(ranks, parts=parts, step=step) or _fewer_workers(waiting),
-        _persistent_workers(ranks[0], step=step),
-        *_fixes_of_transfer(slowest, parts=parts),
-        _uint8(ranks, slowest, parts=parts),
+        *chain(
+            _more_workers(ranks, parts=parts, step=step),
+            _persistent_workers(ranks[0], step=step),
+            _fixes_of_transfer(slowest, parts=parts),
+        )
     ]
-    for state in states:
-        if state.id in _OF_STATES:
-            text = _OF_STATES[state.id]
-            is_free = state.id == "throttled"
-            fixes.append(Fix(id=state.id, text=text, cost="none" if is_free else "small"))
-    return tuple(sorted(filter(None, fixes), key=lambda fix: -(fix.saves_seconds or 0.0)))
+    images = sum(rank.batch.float_image_bytes for rank in ranks if rank.batch)
+    if images >= _MIN_FLOAT_BYTES:
+        # A byte in place of a float of four: pictures were read as bytes, and divided by 255.
+        text = (
+            f"send images as uint8 and cast them on the accelerator: {size(images)} per step "
+            f"become {size(images / 4)} (normalise there)"
+        )
+        fixes.append(Fix(id="uint8", text=text, cost="small"))
+    named = {state.id for state in states}
+    fixes += (fix for fix in _OF_STATES if fix.id in named)
+    return tuple(sorted(fixes, key=lambda fix: -(fix.saves_seconds or 0.0)))
 
 
 def _more_workers(
     ranks: Sequence[RankResult], *, parts: Work | None, step: StepTerms
-) -> Fix | None:
+) -> Iterator[Fix]:
     better = more_workers(parts) if parts else None
     loader = ranks[0].loader
     if parts is None or better is None:
-        return None
+        return
     # Workers are asked ahead: their batches would be older than what the loop changed.
     if loader is not None and (loader.in_step or loader.fails_in_workers):
-        return None
+        return
     before = parts.step_seconds
     if parts.workers == 0 and step.wait_seconds is not None:
         # Loading in the main process was seen: with torch's threads, that no worker has.
@@ -96,53 +113,24 @@ def _more_workers(
             "(docs/libraries.md)"
         )
     workers = math.ceil(better.dnn.all_workers / len(ranks))
-    return Fix(
-        id="num_workers",
-        text=f"num_workers={workers} instead of {parts.workers // len(ranks)}: {because}",
-        saves_seconds=saves,
-    )
+    text = f"num_workers={workers} instead of {parts.workers // len(ranks)}: {because}"
+    yield Fix(id="num_workers", text=text, saves_seconds=saves)
 
 
-def _fewer_workers(rank: RankResult) -> Fix | None:
-    today = rank.num_workers
-    # One for each vCPU that a rank has.
-    enough = max(1, round(rank.vcpus) // rank.ranks_on_host)
-    is_many = today * rank.ranks_on_host >= _MANY_WORKERS_PER_VCPU * rank.vcpus
-    many = rank.drain(today)
-    few = rank.drain(enough)
-    if today <= enough + 1 or not is_many or many is None or few is None:
-        return None
-    is_as_fast = few.batches_per_second >= _AS_FAST * many.batches_per_second
-    if rank.evidence.stopped_share >= MIN_THROTTLED:
-        # A quota gives its CPU in bursts: the rate follows from the CPU time of a batch.
-        is_as_fast |= few.cpu_seconds.mean <= many.cpu_seconds.mean / _AS_FAST
-    if not is_as_fast:
-        return None
-    return Fix(
-        id="num_workers",
-        text=f"num_workers={enough} instead of {today}: as fast on {rank.vcpus:.3g} vCPUs, with "
-        "less memory, and the main thread waits less for a CPU",
-    )
-
-
-def _persistent_workers(rank: RankResult, *, step: StepTerms) -> Fix | None:
+def _persistent_workers(rank: RankResult, *, step: StepTerms) -> Iterator[Fix]:
     wait = rank.taken.first_wait_seconds
     length = rank.taken.epoch_batches
     if rank.persistent_workers or not rank.num_workers or wait is None or not length:
-        return None
+        return
     # Workers that stay must make the first batch, too.
-    batch_seconds = rank.wait_seconds
-    if batch := rank.batch_in_one_worker:
-        batch_seconds = max(batch.median, batch_seconds)
-    starts = max(0.0, wait - batch_seconds)
-    if starts / length < _MIN_GAIN * step.step_seconds:
-        return None
-    return Fix(
-        id="persistent_workers",
-        text=f"persistent_workers=True: each epoch of {numbered(length, 'batch', 'batches')} "
-        f"begins with {wait:.2f} s of waiting, {starts:.2f} s of it for new workers",
-        saves_seconds=starts / length,
-    )
+    alone = rank.lone_worker
+    starts = wait - max(alone.wall_seconds if alone else 0.0, rank.wait_seconds)
+    if starts / length >= _MIN_GAIN * step.step_seconds:
+        text = (
+            f"persistent_workers=True: each epoch of {numbered(length, 'batch', 'batches')} "
+            f"begins with {wait:.2f} s of waiting, {starts:.2f} s of it for new workers"
+        )
+        yield Fix(id="persistent_workers", text=text, saves_seconds=starts / length)
 
 
 def _fixes_of_transfer(slowest: RankResult, *, parts: Work | None) -> Iterator[Fix]:
@@ -176,24 +164,3 @@ def _saved(
         reached = max(step_seconds, copies.pin_seconds)
     saved = saved_by(parts, seconds=max(0.0, slowest.compute_seconds - reached))
     return saved if saved >= LEAST_GAIN * parts.step_seconds else None
-
-
-def _uint8(ranks: Sequence[RankResult], slowest: RankResult, *, parts: Work | None) -> Fix | None:
-    # A byte in place of a float of four: pictures were read as bytes, and divided by 255.
-    batches = [rank.batch for rank in ranks if rank.batch]
-    images = sum(batch.float_image_bytes for batch in batches)
-    if images < _MIN_FLOAT_BYTES:
-        return None
-    saves = None
-    if parts and slowest.batch and (seconds := slowest.transfer_seconds):
-        # Copies take as long as they have bytes.
-        share = min(1.0, slowest.batch.float_image_bytes / max(1, slowest.batch.num_bytes))
-        saved = saved_by(parts, seconds=_UINT8_LESS * share * seconds)
-        saves = saved if saved >= LEAST_GAIN * parts.step_seconds else None
-    return Fix(
-        id="uint8",
-        text=f"send images as uint8 and cast them on the accelerator: {size(images)} per step "
-        f"become {size(images / 4)} (normalise there)",
-        saves_seconds=saves,
-        cost="small",
-    )

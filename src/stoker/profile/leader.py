@@ -5,6 +5,7 @@ import shutil
 import signal
 import threading
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from statistics import mode
 
@@ -26,29 +27,27 @@ from stoker.logs import Log, now_utc
 from stoker.profile.combine import combine
 from stoker.profile.rank_results import read_ranks
 from stoker.profile.unmeasured import (
+    FAILURE_FILE,
     START_ALLOWANCE_SECONDS,
-    EndedCommand,
     ProcessReport,
     why_failed,
     why_unmeasured,
+    write_reason,
 )
 from stoker.records import (
     Observed,
     Profile,
     ProfiledHost,
-    ProfileSettings,
+    ProfiledLoader,
     StepTerms,
     TodaysGroup,
     Training,
     read_json,
     write_json,
 )
-from stoker.records.base import Value, write_text
 from stoker.records.profile import busy_share, during_steps
 
 FILE = "profile.json"
-# Why there is no profile, for the process that submitted the job.
-FAILURE_FILE = "profile-failure.json"
 TIMELINE_FILE = "baseline-timeline.csv"
 # Unknown where batches come from no DataLoader.
 UNMEASURED = ("accelerator", "loader")
@@ -58,16 +57,6 @@ _NOTE = (
 )
 # Fewer steps are no basis for a decision.
 _MIN_STEPS = 10
-
-
-class ProfileFailure(msgspec.Struct, frozen=True, kw_only=True):
-    """An error of stoker as a file: its exit code, its facts and its notes."""
-
-    exit_code: int
-    what: str
-    where: str = ""
-    fix: str = ""
-    notes: tuple[str, ...] = ()
 
 
 def launch_profile(command: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -90,40 +79,30 @@ def launch_profile(command: Sequence[str], environ: Mapping[str, str]) -> int:
     log = Log(run=settings.run_id, host=topology.host)
     seconds = wanted.budget_seconds + START_ALLOWANCE_SECONDS
     code, has_passed = _run(command, environ, seconds=seconds)
-    ended = EndedCommand(
-        ranks=read_ranks(output),
-        seen=_read_seen(output),
-        budget_seconds=wanted.budget_seconds,
-        has_passed=has_passed,
-    )
+    files = [FILE, TIMELINE_FILE, intervals.BASELINE_FILE]
     try:
         profile = _profile_of(
-            ended, settings, topology, output=output, wanted=wanted, exit_code=code
+            output, settings, topology, exit_code=code, seconds=seconds, has_passed=has_passed
         )
+        write_json(output / FILE, profile)
     except StokerError as err:
-        failure = ProfileFailure(
-            exit_code=err.exit_code,
-            what=err.what,
-            where=err.where,
-            fix=err.fix,
-            notes=tuple(getattr(err, "__notes__", ())),
-        )
-        write_text(output / FAILURE_FILE, msgspec.json.encode(failure).decode())
-        _leave_in_pod(output, environ, FAILURE_FILE, log=log)
-        if code and isinstance(err, WorkloadError) and not has_passed:
-            # The command's own failure, which is written.
-            return code
-        # Platforms show this file as the reason of the failure.
-        write_failure(settings.base_dir, str(err), log)
-        raise
-    write_json(output / FILE, profile)
-    files = (FILE, TIMELINE_FILE, intervals.BASELINE_FILE)
-    if settings.profile_file is not None:
-        folder = settings.profile_file.parent
-        folder.mkdir(parents=True, exist_ok=True)
-        for name in files:
-            _keep(output / name, folder / name)
-    _leave_in_pod(output, environ, *files, log=log)
+        files = [FAILURE_FILE]
+        write_reason(output, err)
+        # The command's own failure is written already.
+        if not code or not isinstance(err, WorkloadError) or has_passed:
+            # Platforms show this file as the reason of the failure.
+            write_failure(settings.base_dir, str(err), log)
+            raise
+        return code
+    finally:
+        kept = settings.profile_file.parent if settings.profile_file else None
+        for file in (output / name for name in files):
+            _keep(file, kept / file.name if kept else None)
+            if is_job_pod(environ) and file.is_file():
+                # A pod's disk is gone with it. Here: only hosts in a pod load the platform.
+                from stoker.platforms.kubernetes.pod_log import log_file
+
+                log_file(file, under="stoker", log=log)
     return 0
 
 
@@ -149,6 +128,61 @@ def _run(command: Sequence[str], environ: Mapping[str, str], *, seconds: float) 
         timer.cancel()
 
 
+def _keep(file: Path | None, copy: Path | None) -> None:
+    if copy is not None and file is not None and file.is_file():
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, copy)
+
+
+def _profile_of(
+    output: Path,
+    settings: ProcessSettings,
+    topology: Topology,
+    *,
+    exit_code: int,
+    seconds: float,
+    has_passed: bool,
+) -> Profile:
+    """Returns the profile of a command that ended, and copies its steps; raises why there is none.
+
+    Args:
+        output: The ranks' results and records.
+        settings: Of this process.
+        topology: Of the job.
+        exit_code: The launcher's, of the command.
+        seconds: That the command had.
+        has_passed: It was stopped after them.
+    """
+    record = read_json(output / "training.json", Training)
+    ranks = read_ranks(output)
+    # Ranks that the profile itself killed end with an exit code, too.
+    was_cut_off = has_passed or (output / PROFILE_ENDED_FILE).exists()
+    is_whole = bool(ranks) and all(rank.has_verdict for rank in ranks)
+    if not was_cut_off and (record.status == "failed" or (exit_code and not is_whole)):
+        raise why_failed(output, exit_code=record.exit_code, failure=record.failure)
+    group = TodaysGroup(
+        instance_type=topology.dnn.instance_type or "unknown",
+        count=len(topology.dnn_hosts),
+        processes_per_host=settings.processes_per_host,
+    )
+    file = BASELINE_TIMELINE
+    if is_whole:
+        assert settings.profile is not None
+        wanted = settings.profile
+        what = {"when": now_utc()}
+        profile = combine(ranks, group=group, settings=wanted, what=what, gpus=record.gpus)
+        _keep(output / intervals.FILE, output / intervals.BASELINE_FILE)
+    else:
+        seen = _read_seen(output)
+        timed = _timed_profile(output, record, seen, group=group)
+        if timed is None:
+            raise why_unmeasured(ranks, seen, seconds=seconds, has_passed=has_passed)
+        profile = timed
+        file = timeline.FILE
+    _keep(longest_waiting_file(output, file=file), output / TIMELINE_FILE)
+    return profile
+
+
 def _read_seen(folder: Path) -> list[ProcessReport]:
     seen = []
     for file in sorted(folder.glob("seen-*.json")):
@@ -160,71 +194,16 @@ def _read_seen(folder: Path) -> list[ProcessReport]:
     return seen
 
 
-def _leave_in_pod(output: Path, environ: Mapping[str, str], *names: str, log: Log) -> None:
-    """Writes files to the log of a pod, whose disk is gone with it."""
-    if is_job_pod(environ):
-        # Here: only hosts in a pod load the platform.
-        from stoker.platforms.kubernetes.pod_log import log_file
-
-        for name in names:
-            if (output / name).is_file():
-                log_file(output / name, under="stoker", log=log)
-
-
-def _keep(file: Path | None, copy: Path) -> None:
-    if file is not None and file.is_file():
-        shutil.copyfile(file, copy)
-
-
-def _profile_of(
-    ended: EndedCommand,
-    settings: ProcessSettings,
-    topology: Topology,
-    *,
-    output: Path,
-    wanted: ProfileSettings,
-    exit_code: int,
-) -> Profile:
-    """Returns the profile of a command that ended, and copies its steps; raises why there is none.
-
-    Args:
-        exit_code: The launcher's, of the command.
-    """
-    record = read_json(output / "training.json", Training)
-    group = TodaysGroup(
-        instance_type=topology.dnn.instance_type or "unknown",
-        count=len(topology.dnn_hosts),
-        processes_per_host=settings.processes_per_host,
-    )
-    what: dict[str, Value] = {"when": now_utc()}
-    # Ranks that the profile itself killed end with an exit code, too.
-    was_cut_off = ended.has_passed or (output / PROFILE_ENDED_FILE).exists()
-    is_whole = bool(ended.ranks) and all(rank.has_verdict for rank in ended.ranks)
-    if not was_cut_off and (record.status == "failed" or (exit_code and not is_whole)):
-        raise why_failed(output, exit_code=record.exit_code, failure=record.failure)
-    timed = None if is_whole else _timed_profile(output, record, group=group, what=what)
-    if timed is not None:
-        _keep(longest_waiting_file(output, file=timeline.FILE), output / TIMELINE_FILE)
-        profile = msgspec.structs.replace(timed, loader=ended.own_loader)
-    elif not is_whole:
-        raise why_unmeasured(ended)
-    else:
-        profile = combine(ended.ranks, group=group, settings=wanted, what=what, gpus=record.gpus)
-        _keep(longest_waiting_file(output, file=BASELINE_TIMELINE), output / TIMELINE_FILE)
-        _keep(output / intervals.FILE, output / intervals.BASELINE_FILE)
-    return profile
-
-
 def _timed_profile(
-    output: Path, record: Training, *, group: TodaysGroup, what: Mapping[str, Value]
+    output: Path, record: Training, seen: Sequence[ProcessReport], *, group: TodaysGroup
 ) -> Profile | None:
     """Returns the profile by `stoker.timed`; None where the script used none, or too few steps.
 
     Args:
         output: The ranks' results and records.
         record: Of the run.
+        seen: What the command's processes worked with.
         group: Today's hosts.
-        what: Facts of the run, which the profile keeps as they are.
     """
     timelines = read_timelines(output)
     measured = record.measured
@@ -235,6 +214,8 @@ def _timed_profile(
     world = dnn.count * (dnn.processes_per_host or 1)
     samples = [step.samples for steps in timelines.values() for step in steps if step.samples]
     loads = during_steps(record.gpus)
+    # Loaders that data hosts cannot feed.
+    names = [*chain.from_iterable(process.loaders for process in seen)]
     return Profile(
         host=ProfiledHost(
             instance_type=group.instance_type, count=group.count, vcpus=usable_vcpus()
@@ -246,7 +227,8 @@ def _timed_profile(
         ),
         observed=Observed(gpu_utilization=busy_share(loads), gpus=loads) if loads else None,
         spread={name: part for name, part in measured.spread.items() if name != "compute_seconds"},
+        loader=ProfiledLoader(class_name=names[0], reach="own") if names else None,
         epochs=measured.epochs,
         unmeasured=UNMEASURED,
-        what={**what, "ranks": world, "steps": measured.steps, "notes": [_NOTE]},
+        what={"when": now_utc(), "ranks": world, "steps": measured.steps, "notes": [_NOTE]},
     )

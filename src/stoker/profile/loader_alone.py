@@ -5,12 +5,13 @@ import os
 import pstats
 import time
 import warnings
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, pairwise, repeat
 from pathlib import Path
+from statistics import fmean
 from typing import NamedTuple, cast
 
 import psutil
@@ -18,10 +19,9 @@ import torch.utils.data
 from torch.utils.data import DataLoader, IterableDataset
 
 from stoker.decide.model import MOST_WORKERS_PER_VCPU, WAITS
-from stoker.host.machine import process_clock
 from stoker.host.usage import children_cpu_seconds, queued_seconds, room_bytes
 from stoker.profile.facts import num_samples
-from stoker.profile.rank_results import Drain, quartiles
+from stoker.profile.rank_results import Drain
 from stoker.records import TransformCost
 
 Loader = DataLoader[object]
@@ -31,8 +31,8 @@ Iterate = Callable[[Loader], Iterator[object]]
 _START_SECONDS = 20.0
 # The round of one number of workers: in a shorter one their start weighs too much.
 _ROUND_SECONDS = 3.0
+_LONGEST_ROUND_SECONDS = 4.0
 _LEAST_SECONDS = 0.5
-_MOST_ROUNDS = 2
 # In an error that torch hands on from a worker.
 _TRACEBACK = "Original Traceback (most recent call last)"
 # Workers are idle when they use less than this share of a vCPU in this many polls.
@@ -69,12 +69,8 @@ class StampedCollate:
         return batch, Stamp(os.getpid(), time.process_time(), time.monotonic(), queued_seconds())
 
 
-# Each worker's stamps, of one pass.
-Round = list[list[Stamp]]
-
-
-def read_round(loader: Loader, *, workers: int, seconds: float, iterate: Iterate) -> Round:
-    """Reads from `workers` fresh workers for about `seconds`.
+def drain(loader: Loader, *, workers: int, seconds: float, iterate: Iterate) -> Drain | None:
+    """Reads from `workers` fresh workers for about `seconds`; None: none made two batches.
 
     A worker's first batch includes its start and is not counted; then a batch's cost is what the
     worker used from one batch to the next. Raises any error of the dataset, and RuntimeError if no
@@ -85,7 +81,7 @@ def read_round(loader: Loader, *, workers: int, seconds: float, iterate: Iterate
     endless = _endless(loader, collate=collate, workers=workers, timeout=timeout)
     until = time.monotonic() + seconds
     stamps: dict[int, list[Stamp]] = {}
-    with reading(endless, iterate) as iterator:
+    with _reading(endless, iterate) as iterator:
         for item in iterator:
             _, stamp = cast("tuple[object, Stamp]", item)
             # Its shared memory is free again before the next batch is waited for.
@@ -96,7 +92,29 @@ def read_round(loader: Loader, *, workers: int, seconds: float, iterate: Iterate
             is_measured = len(stamps) == workers and min(map(len, stamps.values())) >= 3
             if now >= until + _START_SECONDS or (now >= until and is_measured):
                 break
-    return [*stamps.values()]
+    return _summary([*stamps.values()], workers=workers)
+
+
+def _summary(stamps: Sequence[Sequence[Stamp]], *, workers: int) -> Drain | None:
+    pairs = [*chain.from_iterable(map(pairwise, stamps))]
+    if not pairs:
+        return None
+    # All workers run only between the last first batch and the first last one.
+    begin = max(of_worker[0].now for of_worker in stamps)
+    end = min(of_worker[-1].now for of_worker in stamps)
+    batches = sum(begin < stamp.now <= end for stamp in chain.from_iterable(stamps))
+    has_rate = len(stamps) == workers and end > begin
+    return Drain(
+        workers=workers,
+        cpu_seconds=fmean(later.cpu - earlier.cpu for earlier, later in pairs),
+        # Less the time in the run queue: with more workers than vCPUs that is most of it. The
+        # kernel counts a wait when it ends, which may be after the stamp before it.
+        wall_seconds=fmean(
+            max(0.0, later.now - earlier.now - (later.queued - earlier.queued))
+            for earlier, later in pairs
+        ),
+        batches_per_second=batches / (end - begin) if has_rate else 0.0,
+    )
 
 
 def _endless(
@@ -135,7 +153,7 @@ def _again(indices: Iterable[object]) -> Iterator[object]:
 
 
 @contextmanager
-def reading(loader: Loader, iterate: Iterate) -> Iterator[Iterator[object]]:
+def _reading(loader: Loader, iterate: Iterate) -> Iterator[Iterator[object]]:
     """Gives an iterator whose workers end with the block."""
     iterator = iterate(loader)
     try:
@@ -150,37 +168,6 @@ def shut_down(iterator: object) -> None:
         end()
 
 
-def summarize(rounds: Sequence[Round], *, workers: int) -> Drain | None:
-    """Sums up all rounds; None where no worker made two batches."""
-    pairs = [*chain.from_iterable(map(pairwise, chain.from_iterable(rounds)))]
-    if not pairs:
-        return None
-    rates = [_rate(part) for part in rounds if len(part) == workers]
-    seconds = sum(seconds for _, seconds in rates)
-    return Drain(
-        workers=workers,
-        cpu_seconds=quartiles([later.cpu - earlier.cpu for earlier, later in pairs]),
-        # Less the time in the run queue: with more workers than vCPUs that is most of it. The
-        # kernel counts a wait when it ends, which may be after the stamp before it.
-        wall_seconds=quartiles(
-            [
-                max(0.0, later.now - earlier.now - (later.queued - earlier.queued))
-                for earlier, later in pairs
-            ]
-        ),
-        batches_per_second=sum(count for count, _ in rates) / seconds if seconds else 0.0,
-    )
-
-
-def _rate(stamps: Round) -> tuple[int, float]:
-    """Returns batches and seconds in which all workers ran."""
-    # All workers run only between the last first batch and the first last one.
-    begin = max(of_worker[0].now for of_worker in stamps)
-    end = min(of_worker[-1].now for of_worker in stamps)
-    times = [stamp.now for stamp in chain.from_iterable(stamps)]
-    return sum(begin < now <= end for now in times), max(0.0, end - begin)
-
-
 def error_words(error: Exception) -> str:
     text = str(error)
     if _TRACEBACK in text:
@@ -189,21 +176,22 @@ def error_words(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(text.split())[:200]}"
 
 
-def worker_counts(*, script: int, vcpus: int, ranks_on_host: int, seconds: float) -> list[int]:
+def worker_counts(*, script: int, vcpus: int, seconds: float) -> list[int]:
     """Returns the numbers of workers of one rank that are tried, the most informative first.
 
     Args:
         script: The script's own number of workers.
+        vcpus: Of this rank.
         seconds: Time for all of them: less than 3 s each leave out the last ones.
     """
-    most = max(1, vcpus // ranks_on_host)
     # Every vCPU busy (what loading costs), one alone (how long it takes), the script's own, half of
     # the vCPUs (whether hyper-threads are worth a whole core).
-    counts = list(dict.fromkeys([most, 1, max(1, script), max(1, most // 2)]))
+    counts = [vcpus, 1, max(1, script), max(1, vcpus // 2)]
     # Too few are more by doubling, up to the cores.
-    doubled = (2**power for power in range(1, most.bit_length()))
-    more = [count for count in doubled if script < count < most and count not in counts]
-    return [*counts, *more[: max(0, int(seconds / _ROUND_SECONDS) - len(counts))]]
+    doubled = (2**power for power in range(1, vcpus.bit_length()))
+    more = [count for count in doubled if script < count < vcpus]
+    counts = [*dict.fromkeys(counts)]
+    return [*dict.fromkeys(counts + more)][: max(len(counts), int(seconds / _ROUND_SECONDS))]
 
 
 def waiting_counts(drains: Sequence[Drain], *, vcpus: int, batch_bytes: int) -> list[int]:
@@ -214,83 +202,59 @@ def waiting_counts(drains: Sequence[Drain], *, vcpus: int, batch_bytes: int) -> 
         batch_bytes: Size of a batch; each worker holds the one that it makes and two ready ones.
     """
     alone = min(drains, key=lambda drain: drain.workers, default=None)
-    if alone is None or alone.wall_seconds.median <= WAITS * alone.cpu_seconds.mean:
+    if alone is None or alone.wall_seconds <= WAITS * alone.cpu_seconds:
         return []
     room = room_bytes(psutil.virtual_memory().available) // _ROOM_PART
     most = min(_MOST_TRIED, room // max(1, _HELD_BATCHES * batch_bytes))
-    tried = {drain.workers for drain in drains}
     more = (2 * vcpus, MOST_WORKERS_PER_VCPU * vcpus)
-    return [workers for workers in more if workers <= most and workers not in tried]
+    return [workers for workers in more if workers <= most]
 
 
-def workers_rest(iterator: object, *, seconds: float) -> bool:
-    """Waits until the workers have filled their queues; False if they did not within `seconds`.
-
-    Only a torch iterator's own workers count, where they are known: a script may have other
-    processes that are never idle.
-    """
+def workers_rest(*, seconds: float) -> bool:
+    """Waits until the processes below this one are idle; False if they are not in `seconds`."""
     until = time.monotonic() + seconds
     before = 0.0
     num_quiet = 0
-    while time.monotonic() < until:
-        now = _cpu_seconds_of_workers(iterator)
-        num_quiet = num_quiet + 1 if now - before < _IDLE_SHARE * _POLL_SECONDS else 0
-        if num_quiet == _QUIET_POLLS:
-            return True
-        before = now
+    while num_quiet < _QUIET_POLLS:
+        if time.monotonic() >= until:
+            return False
         time.sleep(_POLL_SECONDS)
-    return False
-
-
-def _cpu_seconds_of_workers(iterator: object) -> float:
-    pids = [worker.pid for worker in getattr(iterator, "_workers", ()) if worker.pid]
-    running = [clock for pid in pids if (clock := process_clock(pid)) is not None]
-    if not running:
-        return children_cpu_seconds()
-    return sum(running)
+        now = children_cpu_seconds()
+        num_quiet = num_quiet + 1 if now - before < _IDLE_SHARE * _POLL_SECONDS else 0
+        before = now
+    return True
 
 
 def try_workers(
-    loader: Loader,
-    counts: Sequence[int],
-    *,
-    seconds: float,
-    more: Callable[[Sequence[Drain]], Sequence[int]],
-    iterate: Iterate,
+    loader: Loader, *, vcpus: int, seconds: float, waiting_bytes: int | None, iterate: Iterate
 ) -> tuple[tuple[Drain, ...], dict[int, str]]:
-    """Reads at each of `counts`, in turns, for `seconds` at most.
+    """Reads the loader alone at several numbers of workers, for `seconds` in all.
 
     Args:
-        more: Returns counts to try as well, from what the first turn of `counts` gave; without time
-            for a second turn it is not asked.
+        vcpus: Of this rank.
+        waiting_bytes: Of a batch: more workers than vCPUs may be tried; None: they may not.
 
     Returns:
         What was measured, and by number of workers why it gave no figures.
     """
-    rounds = defaultdict[int, list[Round]](list)
+    drains: dict[int, Drain] = {}
     failed: dict[int, str] = {}
-    turns = max(1, min(_MOST_ROUNDS, int(seconds / len(counts) / _ROUND_SECONDS)))
-    share = max(_LEAST_SECONDS, min(_ROUND_SECONDS, seconds / len(counts) / turns))
-    tried = [*counts]
+    counts = deque(worker_counts(script=loader.num_workers, vcpus=vcpus, seconds=seconds))
+    share = max(_LEAST_SECONDS, min(_LONGEST_ROUND_SECONDS, seconds / (len(counts) + 1)))
     until = time.monotonic() + seconds
-    # In turns: a machine that becomes slower or faster meanwhile does so for all counts.
-    for turn in range(turns):
-        tried += more(_drains(rounds)) if turn else ()
-        for workers in tried:
-            if workers in failed or (rounds and time.monotonic() >= until):
-                continue
-            try:
-                read = read_round(loader, workers=workers, seconds=share, iterate=iterate)
-                rounds[workers].append(read)
-            except Exception as err:
-                # A process edge: the dataset is the user's, and may not work in workers at all.
-                failed[workers] = error_words(err)
-    return _drains(rounds), failed
-
-
-def _drains(rounds: Mapping[int, Sequence[Round]]) -> tuple[Drain, ...]:
-    drains = (summarize(parts, workers=workers) for workers, parts in rounds.items())
-    return tuple(drain for drain in drains if drain is not None)
+    while counts and (not drains or time.monotonic() < until):
+        workers = counts.popleft()
+        try:
+            if found := drain(loader, workers=workers, seconds=share, iterate=iterate):
+                drains[workers] = found
+        except Exception as err:
+            # A process edge: the dataset is the user's, and may not work in workers at all.
+            failed[workers] = error_words(err)
+        if not counts and waiting_bytes is not None:
+            more = waiting_counts([*drains.values()], vcpus=vcpus, batch_bytes=waiting_bytes)
+            counts += [count for count in more if count not in drains]
+            waiting_bytes = None
+    return tuple(drains.values()), failed
 
 
 # The parts of loading a sample.
@@ -299,12 +263,12 @@ def _drains(rounds: Mapping[int, Sequence[Round]]) -> tuple[Drain, ...]:
 def measure_parts(loader: Loader, *, seconds: float, iterate: Iterate) -> tuple[TransformCost, ...]:
     """Returns what getitem, collate and their functions cost, under cProfile in a fresh worker.
 
-    Blocks for about `seconds`. Empty: there were too few batches. Raises any error of the dataset,
-    and RuntimeError if the worker does not answer for 20 s beyond `seconds`.
+    Blocks for about `seconds`. Raises any error of the dataset, and RuntimeError if the worker does
+    not answer for 20 s beyond `seconds`.
     """
     collate = _PartsCollate(loader.collate_fn, seconds=seconds)
     endless = _endless(loader, collate=collate, workers=1, timeout=seconds + _START_SECONDS)
-    with reading(endless, iterate) as iterator:
+    with _reading(endless, iterate) as iterator:
         costs = cast("Iterator[tuple[TransformCost, ...]]", iterator)
         return next(filter(None, costs), ())
 
@@ -323,42 +287,43 @@ class _PartsCollate:
         self._fetching: cProfile.Profile | None = None
 
     def __call__(self, items: list[object]) -> tuple[TransformCost, ...]:
-        if self._fetching is None:
+        fetching = self._fetching
+        if fetching:
+            fetching.disable()
+        began = time.thread_time()
+        self._collate(items)
+        if fetching is None:
             # In the worker. The first batch imports, opens and fills caches, and does not count.
-            self._collate(items)
             self._until = time.monotonic() + self._seconds
-            self._fetching = cProfile.Profile(time.thread_time)
+            fetching = self._fetching = cProfile.Profile(time.thread_time)
         else:
-            self._fetching.disable()
-            began = time.thread_time()
-            self._collate(items)
             self._collate_seconds += time.thread_time() - began
             self._num_samples += len(items) if isinstance(items, list) else num_samples(items)
             if time.monotonic() >= self._until:
-                return self._costs(self._fetching)
-        self._fetching.enable()
+                return tuple(self._costs(fetching))
+        fetching.enable()
         return ()
 
-    def _costs(self, fetching: cProfile.Profile) -> tuple[TransformCost, ...]:
-        """Returns getitem, its functions with most time of their own, and collate."""
+    def _costs(self, fetching: cProfile.Profile) -> Iterator[TransformCost]:
+        """Yields getitem, its functions with most time of their own, and collate."""
         fetching.create_stats()
         rows = pstats.Stats(fetching).stats  # type: ignore[attr-defined]
         seconds = {_name(*place): row[2] for place, row in rows.items()}
-        getitem = sum(seconds.values())
-        whole = max(getitem + self._collate_seconds, 1e-9)
-
-        def cost(name: str, cpu_seconds: float, *, is_within: bool = False) -> TransformCost:
-            return TransformCost(
+        dearest = sorted(seconds, key=seconds.__getitem__, reverse=True)[:_MAX_FUNCTIONS]
+        parts = {
+            "getitem": sum(seconds.values()),
+            **{name: seconds[name] for name in dearest},
+            "collate": self._collate_seconds,
+        }
+        whole = max(parts["getitem"] + self._collate_seconds, 1e-9)
+        for name, cpu_seconds in parts.items():
+            yield TransformCost(
                 name=name,
-                within="getitem" if is_within else None,
+                within="getitem" if name in dearest else None,
                 cpu_seconds=cpu_seconds / self._num_samples,
                 share=cpu_seconds / whole,
                 samples=self._num_samples,
             )
-
-        dearest = sorted(seconds, key=seconds.__getitem__, reverse=True)[:_MAX_FUNCTIONS]
-        functions = [cost(name, seconds[name], is_within=True) for name in dearest]
-        return cost("getitem", getitem), *functions, cost("collate", self._collate_seconds)
 
 
 def _name(file: str, line: int, function: str) -> str:

@@ -7,13 +7,13 @@ from typing import TypeVar
 
 import msgspec
 
-from stoker.errors import PlatformError, StokerError, UsageError, WorkloadError
+from stoker.errors import PlatformError, UsageError
 from stoker.figures import intervals
 from stoker.host.processes import git_state
 from stoker.logs import now_utc
 from stoker.platforms.base import JobEnd, JobSpec, LogLine, Platform, Run, leave_or_stop
-from stoker.profile.leader import FAILURE_FILE, FILE, TIMELINE_FILE, ProfileFailure
-from stoker.profile.unmeasured import why_failed
+from stoker.profile.leader import FILE, TIMELINE_FILE
+from stoker.profile.unmeasured import read_reason
 from stoker.records import Cluster, Group, Profile, Workload, read_json
 from stoker.records.profile import ProfileOrigin
 
@@ -75,7 +75,7 @@ def profile(
         raise PlatformError(words, where=end.unfetched, fix="see its log, and profile again")
     output = end.output_dir / "stoker" if end.output_dir else None
     if output is None or not (output / FILE).is_file():
-        raise interrupt or _why_failed(end, output)
+        raise interrupt or read_reason(output, exit_code=end.exit_code, failure=end.failure)
     if interrupt and not verdict_on_interrupt:
         raise interrupt
     for file in (TIMELINE_FILE, intervals.BASELINE_FILE):
@@ -114,16 +114,3 @@ def _follow(
         raise
     finally:
         run.stop()
-
-
-def _why_failed(end: JobEnd, output: Path | None) -> StokerError:
-    """Returns why a job left no profile: as its leader says, else as the platform does."""
-    if output is None or not (output / FAILURE_FILE).is_file():
-        return why_failed(output, exit_code=end.exit_code, failure=end.failure)
-    told = msgspec.json.decode((output / FAILURE_FILE).read_bytes(), type=ProfileFailure)
-    kinds: tuple[type[StokerError], ...] = (UsageError, PlatformError, WorkloadError)
-    kind = next((kind for kind in kinds if kind.exit_code == told.exit_code), StokerError)
-    error = kind(told.what, where=told.where, fix=told.fix)
-    for note in told.notes:
-        error.add_note(note)
-    return error

@@ -100,7 +100,6 @@ class AsIs(msgspec.Struct, frozen=True, kw_only=True):
         wait_seconds: Part of step_seconds in next().
         trainer_cpu_seconds: Without workers, loading included.
         children_cpu_seconds: Of all processes below the trainer.
-        receive_seconds: CPU-seconds of the trainer's own thread inside next().
         first_wait_seconds: Median wait for the first batch of an epoch; None: not met.
         others_vcpus: vCPUs of this process that other programs kept busy during that time.
         clock: By which steps and waits were timed: `host`, or the device's name, as `cuda:0`.
@@ -111,7 +110,6 @@ class AsIs(msgspec.Struct, frozen=True, kw_only=True):
     wait_seconds: Quartiles
     trainer_cpu_seconds: float
     children_cpu_seconds: float
-    receive_seconds: float
     first_wait_seconds: float | None = None
     others_vcpus: float = 0.0
     epoch_batches: int | None = None
@@ -123,7 +121,7 @@ class AcceleratorOnly(msgspec.Struct, frozen=True, kw_only=True):
     """The steps on stock: the trainer's cost where it never waits for data."""
 
     step_seconds: Quartiles
-    trainer_cpu_seconds: Quartiles
+    trainer_cpu_seconds: float
 
 
 class Copies(msgspec.Struct, frozen=True, kw_only=True):
@@ -155,18 +153,18 @@ class Drain(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     workers: int
-    cpu_seconds: Quartiles
-    wall_seconds: Quartiles
+    cpu_seconds: float
+    wall_seconds: float
     batches_per_second: float
 
     @property
     def idle_seconds(self) -> float:
         """A worker's time for a batch in which it neither computes nor is ready to."""
-        return max(0.0, self.wall_seconds.mean - self.cpu_seconds.mean)
+        return max(0.0, self.wall_seconds - self.cpu_seconds)
 
     @property
     def idle_share(self) -> float:
-        return self.idle_seconds / max(self.wall_seconds.mean, 1e-9)
+        return self.idle_seconds / max(self.wall_seconds, 1e-9)
 
 
 class Inventory(msgspec.Struct, frozen=True, kw_only=True):
@@ -258,10 +256,13 @@ class RankResult(msgspec.Struct, kw_only=True):
         return max(self.wait_share, 1 - self.compute_seconds / self.step_seconds)
 
     @property
+    def used_cpu_seconds(self) -> float:
+        return self.taken.trainer_cpu_seconds + self.taken.children_cpu_seconds
+
+    @property
     def used_vcpus(self) -> float:
-        own = self.taken.trainer_cpu_seconds + self.taken.children_cpu_seconds
         # CPU-seconds are a sum over the steps: their mean belongs to it.
-        return own / self.taken.step_seconds.mean
+        return self.used_cpu_seconds / self.taken.step_seconds.mean
 
     @property
     def transfer_seconds(self) -> float | None:
@@ -284,14 +285,9 @@ class RankResult(msgspec.Struct, kw_only=True):
         known = [drain for drain in self.drains if drain.batches_per_second > 0]
         return sorted(known, key=lambda drain: drain.workers)
 
-    def drain(self, workers: int) -> Drain | None:
-        return next((drain for drain in self.tried if drain.workers == workers), None)
-
     @property
-    def batch_in_one_worker(self) -> Quartiles | None:
-        """The time in which one worker makes a batch; None: not measured."""
-        alone = (drain.wall_seconds for drain in self.drains if drain.workers == 1)
-        return next(alone, None)
+    def lone_worker(self) -> Drain | None:
+        return next((drain for drain in self.drains if drain.workers == 1), None)
 
 
 def quartiles(values: Sequence[float], *, samples: int | None = None) -> Quartiles:

@@ -13,11 +13,10 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import NoReturn, cast
-from weakref import ref
+from weakref import WeakKeyDictionary, ref
 
 import msgspec
 import torch.utils.data
@@ -50,11 +49,9 @@ from stoker.profile.loader_alone import (
     measure_parts,
     shut_down,
     try_workers,
-    waiting_counts,
-    worker_counts,
     workers_rest,
 )
-from stoker.profile.rank_results import Drain, RankResult
+from stoker.profile.rank_results import RankResult
 from stoker.profile.ranks import LEAD_STEPS, LEAD_STEPS_ON_DEVICE, Ranks, end_process
 from stoker.profile.steps import (
     LONGEST_WARM_UP,
@@ -99,15 +96,14 @@ class Session:
     def __init__(self, settings: ProcessSettings, *, folder: Path, iterate: Iterate) -> None:
         assert settings.profile is not None
         self._settings = settings
+        self._wanted = settings.profile
         self._budget = settings.profile.budget_seconds
         self._folder = folder
         self._iterate = iterate
         self._log = Log(run=settings.run_id, host=settings.host)
-        self._process = os.getpid()
-        self.has_begun = False
+        self._pid = os.getpid()
         self._main = MainLoader()
-        self._digested: Callable[[], Loader | None] = lambda: None
-        self._digests: dict[str, str] = {}
+        self._digests = WeakKeyDictionary[Loader, dict[str, str]]()
         self._clock = StepClock()
         self._watch = StepWatch()
         # Waits for other loaders within the running step, and how many there were in all.
@@ -122,20 +118,19 @@ class Session:
         self._stocked: list[tuple[float, float]] | None = None
         self._notes: list[str] = []
         self._course_so_far = self._course()
+        self._kept_at = 0.0
+        atexit.register(self._leave_word)
+        self._log.event(EventName.PROFILE_STARTED, budget_seconds=self._budget)
 
     # What iterators ask
 
     @property
     def is_here(self) -> bool:
         """False in a loader's worker, which only inherited the session."""
-        return os.getpid() == self._process
+        return os.getpid() == self._pid
 
     def begin_epoch(self, loader: Loader) -> None:
         """Records that a loader is iterated, before its workers start."""
-        if not self.has_begun:
-            self.has_begun = True
-            atexit.register(self._leave_word)
-            self._log.event(EventName.PROFILE_STARTED, budget_seconds=self._budget)
         self._watch.pause()
         # -1: before its first batch it is the main one only if it was made again.
         if self._main.is_(loader, delivered=-1):
@@ -234,7 +229,6 @@ class Session:
         )
         self._timeline_file = self._folder / BASELINE_TIMELINE.format(rank=ranks.rank)
         self._timeline = Timeline(self._timeline_file)
-        self._kept_at = 0.0
 
     def _left_of_epoch(self, steps: AsIsSteps) -> float:
         if steps.epoch_batches is None or self._epoch is None:
@@ -285,7 +279,7 @@ class Session:
             return batch
         waits = (*self._take_others(), (asked, got))
         rows.got(num_samples(batch))
-        steps.got(waits, cpu=time.process_time(), receive=receive)
+        steps.got(waits, cpu=time.process_time())
         self._watch.got(wait=host_seconds(waits), receive=receive, is_counted=steps.count > 0)
         self._num_steps += 1
         result = self._result
@@ -295,9 +289,8 @@ class Session:
             self._kept_at = now
             self._write(missing=missing_of(steps))
         # After the second batch: some parts are made with the first.
-        if epoch.delivered == 1 and self._digested() is not epoch.loader:
-            self._digested = ref(epoch.loader)
-            self._digests = early_digests(epoch.loader)
+        if epoch.delivered == 1 and epoch.loader not in self._digests:
+            self._digests[epoch.loader] = early_digests(epoch.loader)
         # Last: the time for writing and looking must not count as part of the script's step.
         steps.gave(mark=self._clock.mark(), cpu=time.process_time())
         return batch
@@ -336,8 +329,7 @@ class Session:
     def _on_stock(self, steps: AsIsSteps) -> Iterator[object]:
         """Yields batches taken ahead, and records the steps on them."""
         loader = self._now.loader
-        digests = self._digests if self._digested() is loader else {}
-        in_step, line = made_from(loader, before=digests)
+        in_step, line = made_from(loader, before=self._digests.get(loader, {}))
         self._learn_of_loader(in_step=in_step, made_ahead_at=line)
         # A copy, as scripts drop their loaders, and the next one then becomes the main one.
         self._measured = copy.copy(loader)
@@ -383,7 +375,7 @@ class Session:
         """Waits until no worker loads any more, and all ranks are as far."""
         result = self._result
         seconds = _SETTLE_SHARE * self._budget
-        if result.num_workers and not workers_rest(self._now.inner, seconds=seconds):
+        if result.num_workers and not workers_rest(seconds=seconds):
             self._notes.append(
                 "the loader's workers did not become idle while batches were in stock"
             )
@@ -452,8 +444,7 @@ class Session:
         except Exception as err:
             # A process edge: the dataset is the user's.
             self._notes.append(f"the parts of loading could not be measured: {error_words(err)}")
-        assert self._settings.profile is not None
-        self._result.inventory = take_inventory(given=self._settings.profile.instance_type)
+        self._result.inventory = take_inventory(given=self._wanted.instance_type)
 
     def _learn_where_batches_are_made(self, loader: Loader) -> None:
         """Learns whether data hosts could make the batches."""
@@ -481,30 +472,20 @@ class Session:
 
     def _try_worker_counts(self, loader: Loader) -> None:
         result = self._result
-        seconds = _LOADING_SHARE * self._budget
-        counts = worker_counts(
-            script=loader.num_workers,
-            vcpus=round(result.vcpus),
-            ranks_on_host=result.ranks_on_host,
-            seconds=seconds,
-        )
-
-        def more(drains: Sequence[Drain]) -> Sequence[int]:
-            # Several ranks try the same numbers at once; spawned workers take seconds to come.
-            if result.world_size > 1 or loader.multiprocessing_context is not None:
-                return ()
-            batch_bytes = result.batch.num_bytes if result.batch else 0
-            # The first to be tried: one for each vCPU of this rank.
-            return waiting_counts(drains, vcpus=counts[0], batch_bytes=batch_bytes)
-
+        # Several ranks try the same numbers at once; spawned workers take seconds to come.
+        may_add = result.world_size == 1 and loader.multiprocessing_context is None
         result.drains, failed = try_workers(
-            loader, counts, seconds=seconds, more=more, iterate=self._iterate
+            loader,
+            vcpus=max(1, round(result.vcpus) // result.ranks_on_host),
+            seconds=_LOADING_SHARE * self._budget,
+            waiting_bytes=result.batch.num_bytes if result.batch and may_add else None,
+            iterate=self._iterate,
         )
         for drain in result.drains:
             self._log.event(
                 EventName.PROFILE_LOADER,
                 workers=drain.workers,
-                cpu_seconds=drain.cpu_seconds.mean,
+                cpu_seconds=drain.cpu_seconds,
             )
         for workers, words in failed.items():
             self._notes.append(f"the loader failed with {workers} workers: {words}")
@@ -631,8 +612,8 @@ def install(dataloader_class: type[Loader]) -> None:
         UsageError: If STOKER_OUTPUT, the folder for the results, is not set.
     """
     settings = from_environment()
-    original: Iterate = dataloader_class.__iter__
-    if settings.profile is None or hasattr(original, "stoker_begin"):
+    iterate: Iterate = dataloader_class.__iter__
+    if settings.profile is None or hasattr(iterate, "stoker_begin"):
         return
     if settings.output is None:
         raise UsageError(
@@ -640,18 +621,18 @@ def install(dataloader_class: type[Loader]) -> None:
             where="variable STOKER_OUTPUT",
             fix="run the script through stoker profile",
         )
-    new = partial(Session, settings, folder=settings.output, iterate=original)
-    session = new()
+    folder = settings.output
+    sessions: dict[int, Session] = {}
 
     def begin(loader: Loader, original: Iterate) -> Iterator[object]:
-        nonlocal session
-        if not session.is_here:
-            # A loader's worker and what it starts; but a script may fork its ranks, too.
-            if session.has_begun or torch.utils.data.get_worker_info() is not None:
-                return original(loader)
-            session = new()
-        session.begin_epoch(loader)
-        return ProfiledIterator(session, loader, original)
+        pid = os.getpid()
+        # A loader's worker and what it starts are no ranks; but a script may fork its ranks.
+        if torch.utils.data.get_worker_info() is not None or (sessions and pid not in sessions):
+            return original(loader)
+        if pid not in sessions:
+            sessions[pid] = Session(settings, folder=folder, iterate=iterate)
+        sessions[pid].begin_epoch(loader)
+        return ProfiledIterator(sessions[pid], loader, original)
 
     _replace(dataloader_class, begin)
 

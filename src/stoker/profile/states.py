@@ -1,13 +1,15 @@
 """The states that limit a training, each with the figures that it rests on. Pure.
 
-Which limit binds (CPU, accelerator, loader, storage) is `Work.bottleneck` in `decide/model.py`. The
-storage is named by time that workers were seen to wait, never by rates alone. *transfer* and
-*neighbour* are only shown by an accelerator, by its own clock; on CPUs both are part of the CPU
-time of a step. *launch* is shown by the driver: no batch is waited for, and yet no kernel runs.
+Which limit binds (CPU, accelerator, loader, storage) is `Work.bottleneck` in `decide/model.py`.
+*transfer* and *neighbour* are only shown by an accelerator, by its own clock; on CPUs both are part
+of the CPU time of a step. *launch* is shown by the driver: no batch is waited for, and yet no
+kernel runs.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from statistics import median
+from types import MappingProxyType
 
 from stoker.decide.model import LEAST_GAIN, Work, more_workers
 from stoker.profile.rank_results import Drain, Evidence, RankResult
@@ -16,18 +18,18 @@ from stoker.records.profile import MAX_OTHERS, GpuLoads, during_steps, used_gpus
 from stoker.units import count, ms, percentage, size, vcpus_words
 
 # A container that its quota stops in fewer periods hardly notices.
-MIN_THROTTLED = 0.10
+_MIN_THROTTLED = 0.10
 # A share of this many knocks is known to about 0.1.
 _MIN_KNOCKS = 15
 # A loop of Python code holds the interpreter lock at nearly all knocks, torch's operations at few.
+_MIN_HELD = 0.5
 # What the main thread's own CPU does not explain, others hold.
-_MIN_HELD = 0.4
 _MIN_HELD_BY_OTHERS = 0.3
 # Neither running nor ready to, while another thread has a good part of a vCPU.
 _MIN_STARVED = 0.3
 _MIN_OTHER_THREADS = 0.15
-# Alone it holds the lock more often, runs or could for most of its time, and hardly waits.
-_MIN_HELD_ALONE = 0.6
+# Alone it runs or could for most of its time, and hardly waits for data.
+_MAX_STARVED_ALONE = 0.4
 _MIN_OUTSIDE = 0.7
 # Ranks of one training run differ by less.
 _MIN_STRAGGLING = 0.15
@@ -35,28 +37,46 @@ _MIN_STRAGGLING = 0.15
 _MAX_LOST = 0.15
 # Below this share, a worker that does not compute handles memory pages and pipes; it does not wait.
 _MIN_WORKER_IDLE = 0.5
-# A loader that alone delivers a batch in less of a step is not what steps wait for.
-_MIN_LOADING = 0.6
 # vCPUs that are so busy have nothing left for more workers.
 _BUSY = 0.75
 # Of a step in which no kernel runs; of shorter times the driver knows too little.
 _MIN_IDLE = 0.3
 _LEAST_GPU_SECONDS = 3.0
+# What a state explains, or makes a look at it worthless.
+_EXPLAINS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        # Threads that a quota stops hold their locks, and wait for no reads.
+        "throttled": ("gil", "storage"),
+        "storage": ("workers",),
+        # A GPU that idles does not set the pace.
+        "gil": ("launch", "accelerator"),
+        "launch": ("accelerator",),
+    }
+)
 
-# A state's id, its text and its share.
-_State = tuple[str, tuple[str, float]]
+# A state's id, its share of a step, and its text.
+_State = tuple[str, float, str]
 
 
-def others_by_host(ranks: Sequence[RankResult]) -> Mapping[str, float]:
-    """Returns the vCPUs that other programs kept busy on each host; needs all of its ranks."""
-    others = {}
-    for host in {rank.host: None for rank in ranks}:
+def is_throttled(seen: Evidence) -> bool:
+    return seen.stopped_share >= _MIN_THROTTLED
+
+
+def capacity(ranks: Sequence[RankResult]) -> float:
+    """Returns the vCPUs of all hosts."""
+    return sum({rank.host: rank.vcpus for rank in ranks}.values())
+
+
+def others_vcpus(ranks: Sequence[RankResult]) -> float:
+    """Returns the vCPUs that other programs kept busy on all hosts; needs all of their ranks."""
+    others = 0.0
+    for host in {rank.host for rank in ranks}:
         here = [rank for rank in ranks if rank.host == host]
         used = sum(rank.used_vcpus for rank in here)
         # Of B busy vCPUs a rank calls B - u others', u being its own: over n ranks, with what they
         # used, the sum is n B.
         busy = sum(rank.taken.others_vcpus for rank in here) + used
-        others[host] = max(0.0, busy / len(here) - used)
+        others += max(0.0, busy / len(here) - used)
     return others
 
 
@@ -78,154 +98,125 @@ def find_states(
 
     Args:
         ranks: Results of all ranks, whose steps as is are known.
-        parts: Parts of the step; None: the loader was not measured alone.
+        parts: Work of the step; None: the loader was not measured alone.
         step: The profile's step.
         gpus: Loads of the GPUs during the steps as they are.
     """
-    hosts = {rank.host: rank for rank in ranks}.values()
-    vcpus = sum(rank.vcpus for rank in hosts)
     # The others wait for this rank in all-reduce: it shows what all of them wait for.
     waiting = max(ranks, key=lambda rank: rank.wait_seconds)
-    states = dict(_of_processes(ranks, waiting, vcpus=vcpus))
-    # A group that is stopped has no idle vCPUs, even if the machine has.
-    busy = 1.0
-    if "throttled" not in states:
-        seen = (rank.evidence for rank in hosts)
-        used = sum(evidence.busy_seconds / max(evidence.seconds, 1e-9) for evidence in seen)
-        busy = min(1.0, max(used, sum(rank.used_vcpus for rank in ranks)) / vcpus)
-    states |= _of_loading(ranks, waiting, parts, vcpus=vcpus, busy=busy)
-    # Without a CPU a worker does not compute either: that is no waiting for reads.
-    if "throttled" in states:
-        states.pop("storage", None)
-    if "storage" in states:
-        states.pop("workers", None)
-    states |= _of_accelerator(ranks, parts, step, gpus)
-    # A GPU that idles does not set the pace; Python code in the main thread is a cause of its own.
-    if "gil" in states:
-        states.pop("launch", None)
-    if "gil" in states or "launch" in states:
-        states.pop("accelerator", None)
-    by_share = sorted(states.items(), key=lambda state: -state[1][1])
+    states = {
+        name: (share, text)
+        for name, share, text in chain(
+            _of_processes(ranks, waiting),
+            _of_loading(ranks, waiting, parts),
+            _of_accelerator(ranks, parts, step, gpus),
+        )
+    }
+    for name, explained in _EXPLAINS.items():
+        for other in explained if name in states else ():
+            states.pop(other, None)
     return tuple(
-        ProfileState(id=name, text=text, share=min(1.0, share)) for name, (text, share) in by_share
+        ProfileState(id=name, text=text, share=min(1.0, share))
+        for name, (share, text) in sorted(states.items(), key=lambda state: -state[1][0])
     )
 
 
-def _of_processes(
-    ranks: Sequence[RankResult], waiting: RankResult, *, vcpus: float
-) -> Iterator[_State]:
+def _of_processes(ranks: Sequence[RankResult], waiting: RankResult) -> Iterator[_State]:
     """Yields what stops or delays processes, whatever they do."""
-
-    def where(rank: RankResult) -> str:
-        return f" (rank {rank.rank}, host {rank.host})" if len(ranks) > 1 else ""
-
     # One stopped rank is enough: the others wait for it in all-reduce.
-    stopped = max(ranks, key=lambda rank: rank.evidence.stopped_share)
-    seen = stopped.evidence
-    if seen.stopped_share >= MIN_THROTTLED:
-        text = (
-            f"throttled container: its CPU quota stopped it in {seen.throttled_periods} of "
-            f"{seen.periods} periods, {seen.throttled_seconds:.1f} s in {seen.seconds:.1f} s"
-        )
-        yield "throttled", (text + where(stopped), seen.stopped_share)
-    else:
-        # Threads that a quota stops hold their locks: looks at the lock say nothing then.
-        worst = max(ranks, key=lambda rank: rank.evidence.held_share)
-        for text, share in _interpreter_lock(worst.evidence):
-            yield "gil", (text + where(worst), share)
+    for rank in sorted(ranks, key=lambda rank: rank.evidence.stopped_share):
+        seen = rank.evidence
+        where = f" (rank {rank.rank}, host {rank.host})" if len(ranks) > 1 else ""
+        if is_throttled(seen):
+            text = (
+                f"throttled container: its CPU quota stopped it in {seen.throttled_periods} of "
+                f"{seen.periods} periods, {seen.throttled_seconds:.1f} s in {seen.seconds:.1f} s"
+            )
+            yield "throttled", seen.stopped_share, text + where
+        for share, text in _interpreter_lock(seen):
+            yield "gil", share, text + where
     waits = [rank.wait_seconds for rank in ranks if rank is not waiting]
-    if waits:
-        share = (waiting.wait_seconds - median(waits)) / waiting.step_seconds
+    longer = waiting.wait_seconds - median(waits or [waiting.wait_seconds])
+    if longer >= _MIN_STRAGGLING * waiting.step_seconds:
         text = (
             f"one slow rank: rank {waiting.rank} (host {waiting.host}) waits "
             f"{ms(waiting.wait_seconds)} of a step for its data, the others {ms(median(waits))}, "
             "and they wait for it"
         )
-        if share >= _MIN_STRAGGLING:
-            yield "straggler", (text, share)
-    by_host = others_by_host(ranks)
-    others = sum(by_host.values())
+        yield "straggler", longer / waiting.step_seconds, text
+    others = others_vcpus(ranks)
+    vcpus = capacity(ranks)
     if others > MAX_OTHERS * vcpus:
-        most = f", most of them on {max(by_host, key=by_host.__getitem__)}"
         text = (
-            f"other programs kept {others:.1f} of the {vcpus_words(vcpus)} busy"
-            f"{most if len(by_host) > 1 else ''}: profile again on a quiet machine"
+            f"other programs kept {others:.1f} of the {vcpus_words(vcpus)} busy: profile again on "
+            "a quiet machine"
         )
-        yield "other-programs", (text, others / vcpus)
+        yield "other-programs", others / vcpus, text
 
 
-def _interpreter_lock(seen: Evidence) -> Iterator[tuple[str, float]]:
+def _interpreter_lock(seen: Evidence) -> Iterator[tuple[float, str]]:
     """Yields how the lock delays the trainer: its thread waits for it, or always holds it."""
     outside = seen.outside_seconds
-    if seen.knocks < _MIN_KNOCKS or not outside:
+    if seen.knocks < _MIN_KNOCKS or seen.held_share < _MIN_HELD or not outside:
         return
-    held = (
-        "GIL-bound main process: the interpreter lock was held at "
-        f"{seen.held_knocks} of {seen.knocks} looks"
-    )
     starved = seen.idle_seconds / outside
     others = seen.other_threads_seconds / seen.seconds
-    lost = seen.idle_seconds / seen.seconds
-    if (
-        seen.held_share >= max(_MIN_HELD, seen.own_cpu_seconds / outside + _MIN_HELD_BY_OTHERS)
+    is_starved = (
+        starved >= _MIN_STARVED
         and others >= _MIN_OTHER_THREADS
-        and starved >= _MIN_STARVED
-        and lost >= LEAST_GAIN
-    ):
-        text = (
-            f"{held}, and another thread of the trainer used {others:.1f} vCPUs while the main "
-            f"one waited, {percentage(starved)} of its time outside next()"
-        )
-        yield text, lost
-    elif (
-        seen.held_share >= _MIN_HELD_ALONE
-        and starved < 1 - _MIN_HELD_ALONE
+        and seen.held_share >= seen.own_cpu_seconds / outside + _MIN_HELD_BY_OTHERS
+    )
+    is_alone = (
+        starved < _MAX_STARVED_ALONE
         and outside >= _MIN_OUTSIDE * seen.seconds
         and seen.own_cpu_seconds >= seen.other_threads_seconds
-    ):
-        share = seen.held_share * outside / seen.seconds
-        text = (
-            f"{held}: {percentage(share)} of a step is Python code in the trainer's main "
-            "thread, not the model"
+    )
+    share = seen.held_share * outside / seen.seconds
+    why = f"{percentage(share)} of a step is Python code in the trainer's main thread"
+    if is_starved:
+        share = seen.idle_seconds / seen.seconds
+        why = (
+            f"another thread of the trainer used {others:.1f} vCPUs while the main one waited for "
+            f"{percentage(share)} of a step"
         )
-        yield text, share
+    if (is_starved or is_alone) and share >= LEAST_GAIN:
+        held = f"held at {seen.held_knocks} of {seen.knocks} looks"
+        yield share, f"GIL-bound main process: the interpreter lock was {held}, and {why}"
 
 
 def _of_loading(
-    ranks: Sequence[RankResult],
-    waiting: RankResult,
-    parts: Work | None,
-    *,
-    vcpus: float,
-    busy: float,
+    ranks: Sequence[RankResult], waiting: RankResult, parts: Work | None
 ) -> Iterator[_State]:
     """Yields why steps wait for data: busy CPUs, what workers share, or too few workers."""
+    vcpus = capacity(ranks)
+    used = sum(rank.used_vcpus for rank in ranks)
+    busy = min(1.0, (used + others_vcpus(ranks)) / vcpus)
+    if any(is_throttled(rank.evidence) for rank in ranks):
+        # A group that is stopped has no idle vCPUs, even if the machine has.
+        busy = 1.0
     bottleneck = parts.bottleneck if parts else None
     lost = max(rank.lost_share for rank in ranks)
     if bottleneck in ("cpu", None) and lost >= LEAST_GAIN and busy >= _BUSY:
         workers = sum(rank.taken.children_cpu_seconds for rank in ranks)
         trainers = sum(rank.taken.trainer_cpu_seconds for rank in ranks)
-        used = f"{workers:.3f} CPU-seconds of loader workers and {trainers:.3f} of trainers"
-        if not any(rank.num_workers for rank in ranks):
-            used = f"{trainers:.3f} CPU-seconds of trainers, which load their batches themselves"
-        text = f"CPU-bound: a step uses {used}, on {vcpus_words(vcpus)}, {percentage(busy)} busy"
-        yield "cpu", (text, lost)
+        text = (
+            f"CPU-bound: a step uses {workers:.3f} CPU-seconds of loader workers and "
+            f"{trainers:.3f} of trainers, on {vcpus_words(vcpus)}, {percentage(busy)} busy"
+        )
+        yield "cpu", lost, text
     share = waiting.wait_share
     if parts is None or share < LEAST_GAIN:
         return
     tried = waiting.tried
-    # What is read ahead may hide all waiting of a lone worker, and none of many workers.
-    ends = [*tried[:1], *tried[-1:]]
-    # If the parts name storage, any wait counts: copying can be most of a worker's time.
-    is_waiting = bottleneck == "storage" or _is_loading_awaited(waiting)
-    if parts.is_shared and bottleneck != "cpu" and ends and is_waiting:
-        idlest = max(ends, key=lambda drain: drain.idle_share)
-        many = "" if idlest.workers == 1 else f"with {idlest.workers} workers, "
+    if bottleneck == "storage" and tried:
+        # What is read ahead may hide all waiting of a lone worker, and none of many workers.
+        idlest = max(tried[0], tried[-1], key=lambda drain: drain.idle_share)
         text = (
-            f"bound by storage or network: {many}{_batch_words(idlest)}; it waits for reads, and "
-            f"more workers get hardly more{_rates(tried)}"
+            f"bound by storage or network: with {count(idlest.workers, 'worker')}, "
+            f"{_batch_words(idlest)}; it waits for reads, and more workers get hardly more"
+            f"{_rates(tried)}"
         )
-        yield "storage", (text, share * idlest.idle_share)
+        yield "storage", share * idlest.idle_share, text
     if more_workers(parts) is None:
         return
     text = (
@@ -236,29 +227,16 @@ def _of_loading(
         why = f"the vCPUs are {percentage(busy)} busy"
         if tried and tried[0].idle_share >= _MIN_WORKER_IDLE:
             why = f"{_batch_words(tried[0])}: it waits for its data, not for a CPU"
-        loads = "1 worker loads"
-        if waiting.num_workers != 1:
-            loads = f"{waiting.num_workers} workers load"
-        text = f"too few workers: {loads}, and {why}{_rates(tried)}"
-    yield "workers", (text, share)
-
-
-def _is_loading_awaited(rank: RankResult) -> bool:
-    """Whether a lone worker mostly waits, and today's workers alone load no faster."""
-    tried = rank.tried
-    if not tried or tried[0].idle_share < _MIN_WORKER_IDLE:
-        return False
-    today = rank.drain(max(1, rank.num_workers)) or tried[0]
-    # One batch is needed in a step's time.
-    return today.batches_per_second * rank.step_seconds * _MIN_LOADING <= 1
+        today = count(waiting.num_workers, "worker")
+        text = f"too few workers: {today} for each rank, and {why}{_rates(tried)}"
+    yield "workers", share, text
 
 
 def _of_accelerator(
     ranks: Sequence[RankResult], parts: Work | None, step: StepTerms, gpus: GpuLoads
 ) -> Iterator[_State]:
     """Yields how the accelerator sets the pace, and what it waits for besides data."""
-    bottleneck = parts.bottleneck if parts else None
-    is_bound = bottleneck in ("accelerator", "none")
+    is_bound = parts is not None and parts.bottleneck in ("accelerator", "none")
     # Loading hardly lengthens a step, and its parts say so, too, where they are known.
     rank = max(ranks, key=lambda rank: rank.lost_share)
     is_likely = parts is None and rank.wait_share < LEAST_GAIN
@@ -269,7 +247,7 @@ def _of_accelerator(
             f"accelerator-bound: a step takes {ms(rank.step_seconds)}, without loading "
             f"{ms(rank.compute_seconds)}; {percentage(rank.wait_share)} of it is waiting for data"
         )
-        yield "accelerator", (text, busy / rank.step_seconds)
+        yield "accelerator", busy / rank.step_seconds, text
     slowest = max(ranks, key=lambda rank: rank.compute_seconds)
     computing = slowest.compute_seconds
     copies = slowest.copies
@@ -284,19 +262,18 @@ def _of_accelerator(
             f"for {size(copies.copied_bytes)} from memory of the host that is {kind}"
         )
         if share >= LEAST_GAIN:
-            yield "transfer", (text, share)
+            yield "transfer", share, text
     late = slowest.neighbour_seconds
     # After a wait kernels are launched into an empty stream, beside any host's loading.
     if parts and late is not None and slowest.wait_share < LEAST_GAIN:
         share = saved_by(parts, seconds=parts.neighbour_seconds) / parts.step_seconds
-        more = percentage(late / max(computing, 1e-9))
         text = (
             f"slowed by its own loading: a step that waits for no data takes {ms(computing)}, and "
-            f"{ms(computing + late)} beside {count(parts.workers, 'busy loader worker')} "
-            f"({more} more): its kernels are launched late"
+            f"{ms(computing + late)} beside {count(parts.workers, 'busy loader worker')}: its "
+            "kernels are launched late"
         )
         if share >= LEAST_GAIN:
-            yield "neighbour", (text, share)
+            yield "neighbour", share, text
     shares = [
         gpu.utilization.mean
         for gpu in used_gpus(during_steps(gpus))
@@ -313,13 +290,12 @@ def _of_accelerator(
             "their results"
         )
         if idle >= _MIN_IDLE:
-            yield "launch", (text, idle)
+            yield "launch", idle, text
 
 
 def _batch_words(drain: Drain) -> str:
-    wall = drain.wall_seconds.mean
-    cpu = drain.cpu_seconds.mean
-    return f"a batch takes a worker {ms(wall)}, of which it computes {ms(min(cpu, wall))}"
+    cpu = min(drain.cpu_seconds, drain.wall_seconds)
+    return f"a batch takes a worker {ms(drain.wall_seconds)}, of which it computes {ms(cpu)}"
 
 
 def _rates(tried: Sequence[Drain]) -> str:

@@ -198,7 +198,6 @@ class _Step(NamedTuple):
     gave: Mark
     waits: Sequence[Wait]
     cpu: float
-    receive: float
 
 
 @dataclass(slots=True, kw_only=True)
@@ -223,7 +222,7 @@ class AsIsSteps:
     counting_since: float | None = None
     warm_up: WarmUp = field(init=False)
     _pending: deque[_Step] = field(default_factory=deque)
-    # Seconds of each step that counts: all, its waits, those of the host, its CPU, its receiving.
+    # Seconds of each step that counts: all, its waits, those of the host, its CPU.
     _counted: list[tuple[float, ...]] = field(default_factory=list)
     _first_waits: list[float] = field(default_factory=list)
     _gave: tuple[Mark, float] | None = None
@@ -239,13 +238,12 @@ class AsIsSteps:
     def is_on_device(self) -> bool:
         return self.clock.name != HOST
 
-    def got(self, waits: Sequence[Wait], *, cpu: float, receive: float) -> None:
+    def got(self, waits: Sequence[Wait], *, cpu: float) -> None:
         """Records that a batch is there.
 
         Args:
             waits: For other loaders since the batch before; the last one for this batch.
             cpu: This process's CPU-seconds so far.
-            receive: This thread's in next().
         """
         asked, got = waits[-1]
         pending = self._pending
@@ -254,7 +252,7 @@ class AsIsSteps:
             self._first_waits.append(got.host_seconds - asked.host_seconds)
         else:
             gave, before = self._gave
-            pending.append(_Step(gave, waits, cpu - before, receive))
+            pending.append(_Step(gave, waits, cpu - before))
         while pending and self.clock.is_passed(pending[0].waits[-1][1]):
             self._take(pending.popleft())
         if self.warm_up.is_over and self.counting_since is None:
@@ -281,7 +279,7 @@ class AsIsSteps:
         seconds = clock.seconds(step.gave, step.waits[-1][1])
         wait = min(sum(clock.seconds(*marks) for marks in step.waits), seconds)
         if self.warm_up.is_over:
-            self._counted.append((seconds, wait, host_seconds(step.waits), step.cpu, step.receive))
+            self._counted.append((seconds, wait, host_seconds(step.waits), step.cpu))
         else:
             self.warm_up.add(busy_seconds=seconds - wait, seconds=seconds)
 
@@ -292,7 +290,7 @@ class AsIsSteps:
             seen: Beside the steps of the epochs that ended, by the host's clock.
         """
         count = self.count
-        seconds, waits, host_waits, cpu, receive = zip(*self._counted, strict=True)
+        seconds, waits, host_waits, cpu = zip(*self._counted, strict=True)
         # Workers deliver in bursts where steps wait for them.
         is_bursty = fmean(waits) >= _BURSTY * fmean(seconds)
         blocks = partial(block_means, workers=self.workers if is_bursty else 1)
@@ -306,7 +304,6 @@ class AsIsSteps:
             wait_seconds=quartiles(blocks(waits), samples=count),
             trainer_cpu_seconds=fmean(cpu),
             children_cpu_seconds=seen.children_seconds / max(1, seen.steps),
-            receive_seconds=fmean(receive),
             first_wait_seconds=median(first_waits) if first_waits else None,
             others_vcpus=max(0.0, others / (seen.seconds or math.inf)),
             epoch_batches=self.epoch_batches,

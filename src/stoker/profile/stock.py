@@ -12,7 +12,7 @@ import os
 import resource
 import time
 from collections.abc import Sequence
-from statistics import median
+from statistics import fmean, median
 from typing import NamedTuple
 
 import psutil
@@ -26,7 +26,6 @@ from stoker.profile.rank_results import (
     AsIs,
     BatchFacts,
     Copies,
-    Quartiles,
     block_means,
     quartiles,
 )
@@ -129,13 +128,13 @@ def counted(burst: Sequence[StockedStep], *, clock: StepClock) -> list[tuple[flo
 def without_loading(steps: Sequence[tuple[float, float]]) -> AcceleratorOnly:
     """Returns the figures of at least one counted step."""
 
-    def spread(values: Sequence[float]) -> Quartiles:
-        means = block_means(values, workers=1)
-        # Of few steps each one is a sample.
-        return quartiles(means if len(means) > 1 else values, samples=len(values))
-
     seconds, cpu_seconds = zip(*steps, strict=True)
-    return AcceleratorOnly(step_seconds=spread(seconds), trainer_cpu_seconds=spread(cpu_seconds))
+    means = block_means(seconds, workers=1)
+    return AcceleratorOnly(
+        # Of few steps each one is a sample.
+        step_seconds=quartiles(means if len(means) > 1 else seconds, samples=len(seconds)),
+        trainer_cpu_seconds=fmean(cpu_seconds),
+    )
 
 
 def time_copies(batch: object, device: str) -> Copies | None:

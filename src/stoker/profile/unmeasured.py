@@ -1,7 +1,6 @@
 """Why a command left no profile: one sentence for each reason, and what to do."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
@@ -11,16 +10,14 @@ from stoker.errors import StokerError, UsageError, WorkloadError
 from stoker.failure_reasons import fix_of_shared_memory
 from stoker.launch.failures import read_failure
 from stoker.profile.rank_results import RankResult
-from stoker.records import ProfiledLoader
+from stoker.records import write_text
 
 # To start (imports, data sets, models) and to end, beside the profile's budget.
 START_ALLOWANCE_SECONDS = 120.0
+# For the process that submitted the job.
+FAILURE_FILE = "profile-failure.json"
 # Packages whose batches come from no loader that a class names.
 _OTHERS = {"tensorflow": "tf.data", "jax": "jax"}
-_TIMED = (
-    "have the script iterate over stoker.timed(batches): then "
-    "the step, its wait and the CPU are measured, though not what loading alone costs"
-)
 
 
 class ProcessReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,37 +31,34 @@ class ProcessReport(msgspec.Struct, frozen=True, kw_only=True):
     loaders: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndedCommand:
-    """A profiled command that has ended, as its leader saw it.
+class ProfileFailure(msgspec.Struct, frozen=True, kw_only=True):
+    """An error of a profile job's leader as a file."""
 
-    Attributes:
+    exit_code: int
+    what: str
+    where: str = ""
+    fix: str = ""
+    notes: tuple[str, ...] = ()
+
+
+def why_unmeasured(
+    ranks: Sequence[RankResult],
+    seen: Sequence[ProcessReport],
+    *,
+    seconds: float,
+    has_passed: bool,
+) -> StokerError:
+    """Returns why the ranks of a command left no profile.
+
+    Args:
         ranks: Results of the ranks.
-        seen: What its processes worked with.
-        budget_seconds: Of the profile.
-        has_passed: It was stopped after its time.
+        seen: What the command's processes worked with.
+        seconds: That the command had.
+        has_passed: It was stopped after them.
     """
-
-    ranks: Sequence[RankResult] = ()
-    seen: Sequence[ProcessReport] = ()
-    budget_seconds: float = 180.0
-    has_passed: bool = False
-
-    @property
-    def own_loader(self) -> ProfiledLoader | None:
-        """The loader that data hosts cannot feed, if the script has one."""
-        names = [*chain.from_iterable(process.loaders for process in self.seen)]
-        if not names:
-            return None
-        return ProfiledLoader(class_name=names[0], reach="own")
-
-
-def why_unmeasured(ended: EndedCommand) -> StokerError:
-    """Returns why the ranks of a command left no profile."""
     # The rank that lacks something tells more than rank 0, which may be complete.
-    first = next((rank for rank in ended.ranks if not rank.has_verdict), None)
-    seconds = ended.budget_seconds + START_ALLOWANCE_SECONDS
-    if ended.has_passed and first:
+    first = next((rank for rank in ranks if not rank.has_verdict), None)
+    if has_passed and first:
         return WorkloadError(
             f"profile timed out after {seconds:.0f} s (its budget, and "
             f"{START_ALLOWANCE_SECONDS:.0f} s to start and end); the job was stopped",
@@ -78,22 +72,24 @@ def why_unmeasured(ended: EndedCommand) -> StokerError:
             f"the script ended too soon: {words} (rank {first.rank})",
             fix="profile a command that trains longer",
         )
-    problems = [process.problem for process in ended.seen if process.problem]
-    if problems or not ended.seen:
-        what = problems[0] if problems else "no Python process of the command could be profiled"
+    if not seen or any(process.problem for process in seen):
+        no_process = "no Python process of the command could be profiled"
         return UsageError(
-            f"the profiler could not be put into the script: {what}",
+            "the profiler could not be put into the script: "
+            f"{max((process.problem for process in seen), default=no_process)}",
             fix="name a Python script, of a Python that has stoker, without -I, -S and -E; it must "
             "not clear PYTHONPATH",
         )
-    packages = {*chain.from_iterable(process.packages for process in ended.seen)}
+    packages = {*chain.from_iterable(process.packages for process in seen)}
     own = [title for name, title in _OTHERS.items() if name in packages]
-    own += dict.fromkeys(chain.from_iterable(process.loaders for process in ended.seen))
-    within = f" within {seconds:.0f} s, so the command was stopped" if ended.has_passed else ""
+    own += dict.fromkeys(chain.from_iterable(process.loaders for process in seen))
+    within = f" within {seconds:.0f} s, so the command was stopped" if has_passed else ""
     return UsageError(
         f"no DataLoader of torch was read{within}{'; it uses ' * bool(own)}{', '.join(own)}",
-        fix="profile a script that trains with a DataLoader of torch or stoker; else "
-        f"{_TIMED}; if it was still preparing its data: raise profile.budget_seconds (--budget)",
+        fix="profile a script that trains with a DataLoader of torch or stoker; else have it "
+        "iterate over stoker.timed(batches): then the step, its wait and the CPU are measured, "
+        "though not what loading alone costs; if it was still preparing its data: raise "
+        "profile.budget_seconds (--budget)",
     )
 
 
@@ -127,4 +123,27 @@ def why_failed(output: Path | None, *, exit_code: int | None, failure: str | Non
         fix=fix_of_shared_memory(first.traceback) or fix,
     )
     error.add_note(first.traceback)
+    return error
+
+
+# From the leader to the process that submitted the job.
+
+
+def write_reason(output: Path, err: StokerError) -> None:
+    notes = tuple(getattr(err, "__notes__", ()))
+    failure = ProfileFailure(
+        exit_code=err.exit_code, what=err.what, where=err.where, fix=err.fix, notes=notes
+    )
+    write_text(output / FAILURE_FILE, msgspec.json.encode(failure).decode())
+
+
+def read_reason(output: Path | None, *, exit_code: int | None, failure: str | None) -> StokerError:
+    """Returns why a job left no profile: as its leader says, else as the platform does."""
+    if output is None or not (output / FAILURE_FILE).is_file():
+        return why_failed(output, exit_code=exit_code, failure=failure)
+    told = msgspec.json.decode((output / FAILURE_FILE).read_bytes(), type=ProfileFailure)
+    kind = WorkloadError if told.exit_code == WorkloadError.exit_code else UsageError
+    error = kind(told.what, where=told.where, fix=told.fix)
+    for note in told.notes:
+        error.add_note(note)
     return error

@@ -315,7 +315,7 @@ class ProfileSettings(Record, frozen=True, kw_only=True):
         max_unexplained: Maximum difference between step and sum of its parts, as a share of the
             step; above it nothing is recommended.
         instance_type: Type of the profiled hosts if `cluster` does not name it; `auto` asks the
-            cloud's metadata service.
+            host's firmware (EC2).
         same_cost: Hyperparameters, and options of the command, that do not change what a step
             costs: a cached profile is used again whatever they are. `_` and `-` are one.
     """
