@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import shlex
 import shutil
 import sys
 import textwrap
@@ -16,10 +17,14 @@ INDENT = 11
 _TIME_WIDTH = 9
 
 
-def say(text: str, *, quiet: bool) -> None:
+def say(text: str) -> None:
     """Prints one line on stderr; stdout is for what other programs read."""
-    if not quiet:
-        print(shown(text), file=sys.stderr, flush=True)
+    print(shown(text), file=sys.stderr, flush=True)
+
+
+def typed() -> str:
+    """Returns the command line of this process."""
+    return shlex.join(["stoker", *sys.argv[1:]])
 
 
 def print_result(document: object, text: str, *, as_json: bool) -> None:

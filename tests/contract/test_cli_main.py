@@ -72,7 +72,7 @@ def test_the_command_line_explains_itself(capsys, arguments, code, out, err):
 ASK = """
 from stoker.run import progress
 progress.ANSWER_SECONDS = {seconds}
-follow = progress.Follow(quiet=False, echo=False)
+follow = progress.Follow(echo=False)
 print("answer:", follow.ask_to_stop(), flush=True)
 """
 

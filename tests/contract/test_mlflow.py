@@ -30,7 +30,7 @@ def test_all_attempts_of_a_run_are_one_run_of_mlflow_with_one_point(tmp_path, mo
     job = JobSpec(
         name="mnist-1", command=("x",), groups=groups, run_dir=tmp_path, tracking=settings
     )
-    run_id = mlflow.start_run(job, platform="local", quiet=True).environment["MLFLOW_RUN_ID"]
+    run_id = mlflow.start_run(job, platform="local").environment["MLFLOW_RUN_ID"]
     (run,) = (tmp_path / "store").glob(f"*/{run_id}")
     # As `mlflow.log_param` of the script writes it, in other words than the workload.
     (run / "params" / "lr").write_text("1e-1")
@@ -40,7 +40,7 @@ def test_all_attempts_of_a_run_are_one_run_of_mlflow_with_one_point(tmp_path, mo
     figures = {"accuracy": 0.97, "loss": "NaN", "norm": "Infinity"}
     found = {"hyperparameters": {"lr": 0.1, "version": "1.10"}, "metrics": figures}
     record = msgspec.structs.replace(training(), **found)
-    keep = functools.partial(mlflow.log_run, settings, run="mnist-1", quiet=True)
+    keep = functools.partial(mlflow.log_run, settings, run="mnist-1")
     keep(training=record, files=[report, tmp_path / "is-not-there.json"])
     record = msgspec.structs.replace(record, mlflow_run_id=run_id)
     keep(training=record, evaluation=Evaluation(passed=True))
@@ -63,5 +63,5 @@ def test_a_server_that_does_not_answer_costs_no_more_than_its_deadline(monkeypat
     monkeypatch.setattr(mlflow, "TIMEOUT_SECONDS", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         settings = TrackingSettings(mlflow=f"http://127.0.0.1:{silent.getsockname()[1]}")
-        assert mlflow.log_run(settings, run="mnist-1", training=None, quiet=False) == ""
+        assert mlflow.log_run(settings, run="mnist-1", training=None) == ""
     assert "no answer within 0.5 s" in capsys.readouterr().err

@@ -112,9 +112,10 @@ def test_a_command_becomes_a_workload(tmp_path):
     ("line", "kept", "values"),
     [
         ("python train.py --lr 0.1 --epochs=3", "python train.py", {"lr": 0.1, "epochs": 3}),
-        ("python -m pkg.train fit --by -3", "python -m pkg.train fit", {"by": -3}),
+        ("python -m pkg.train --by -3", "python -m pkg.train", {"by": -3}),
+        ("python train.py fit --by 3", "python train.py fit --by 3", {}),
         ("python train.py --sizes 1 2 --k 3", "python train.py --sizes 1 2 --k 3", {}),
-        ("python train.py -n 3 --on true", "python train.py -n 3", {"on": "true"}),
+        ("python train.py --amp --on true", "python train.py --amp", {"on": "true"}),
         ("python train.py --x 1 --x 2", "python train.py --x 1 --x 2", {}),
         ("python train.py --version 1.10", "python train.py", {"version": "1.10"}),
         ("accelerate launch --mixed bf16 t.py", "accelerate launch --mixed bf16 t.py", {}),

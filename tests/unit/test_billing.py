@@ -27,9 +27,8 @@ def dnn(instance_type, count=1):
     return [Group(name="dnn", role="dnn", instance_type=instance_type, count=count)]
 
 
-def start(workload, groups, *, yes=True, quiet=True, is_profile=False):
-    told = {"assume_yes": yes, "quiet": quiet, "is_profile": is_profile}
-    confirm(workload, groups, catalog=CATALOG, decision=None, **told)
+def start(workload, groups, *, yes):
+    confirm(workload, groups, catalog=CATALOG, decision=None, assume_yes=yes)
 
 
 def decision() -> Decision:
@@ -68,7 +67,7 @@ class Terminal(io.StringIO):
 def test_a_person_at_a_terminal_is_asked(answer, goes_on, monkeypatch):
     monkeypatch.setattr(sys, "stdin", Terminal(answer))
     monkeypatch.setattr(sys, "stderr", Terminal())
-    ask = partial(start, groups=dnn("ml.g5.xlarge"), quiet=False)
+    ask = partial(start, groups=dnn("ml.g5.xlarge"))
     if goes_on:
         ask(WORKLOAD, yes=False)
     else:
@@ -90,7 +89,7 @@ def test_a_run_that_should_cost_more_than_max_usd_is_not_started():
             platform="sagemaker",
             constraints=Constraints(max_usd=usd),
         )
-        confirm(workload, groups, catalog=CATALOG, decision=made, assume_yes=True, quiet=True)
+        confirm(workload, groups, catalog=CATALOG, decision=made, assume_yes=True)
         return limit_words(workload)
 
     with pytest.raises(UsageError, match="is predicted to cost") as caught:

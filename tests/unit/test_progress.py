@@ -12,8 +12,8 @@ from stoker.run import progress
 from stoker.run.progress import Follow
 
 
-def show(lines, *, quiet=False, **how):
-    with closing(Follow(quiet=quiet, **how)) as follow:
+def show(lines, **how):
+    with closing(Follow(**how)) as follow:
         for text in lines:
             follow.line(LogLine(group="dnn", host="algo-1", text=text))
 
@@ -84,17 +84,17 @@ def test_no_line_of_a_host_controls_the_terminal(capsys, text, seen):
     show([text], echo=True)
     assert capsys.readouterr().err == f"dnn/algo-1 {seen}\n"
     # What the platform reports.
-    with closing(Follow(quiet=False, echo=True)) as follow:
+    with closing(Follow(echo=True)) as follow:
         follow.line(LogLine(group="sagemaker", host="status", text=text))
     assert "\x1b" not in capsys.readouterr().err
 
 
-def test_a_data_host_that_is_lost_is_one_line_and_so_is_its_return(capsys):
-    lost = event_line("r", "host_lost", about="data-1", kind="agent", reason="it was silent")
+def test_a_data_host_that_is_lost_is_one_line(capsys):
+    lost = event_line("r", "host_lost", about="data-1", role="data", reason="it was silent")
     ready = event_line("r", "agent_ready", agent="data-1", workers="1", credits="2")
-    over = event_line("r", "training_ended", status="succeeded")
-    show([ready, lost, ready, over, lost], echo=False)
+    over = event_line("r", "command_ended", exit_code=0)
+    left = event_line("r", "host_left", about="data-2", role="data", reason="it is over")
+    show([ready, lost, ready, lost, over, left], echo=False)
     assert capsys.readouterr().err.splitlines() == [
         "data host data-1 was lost: it was silent",
-        "data host data-1 is back",
     ]

@@ -47,8 +47,8 @@ def test_a_run_that_has_ended_is_shown_as_it_was(tmp_path, monkeypatch, capsys):
     (logs / "dnn-gpu-1.log").write_text(STEP + feed_line(host_rate("data-1", 12.5)))
     monkeypatch.chdir(tmp_path)
     watch_run("mnist-1", as_json=True)
-    document = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert (document["status"], document["progress"]["steps"]) == ("running", 120)
+    first, document = map(json.loads, capsys.readouterr().out.splitlines())
+    assert (first["status"], first["interval"]["steps"]["steps"]) == ("running", 120)
     assert document["interval"]["hosts"][0]["name"] == "data-1"
     assert document["limit"]["limit"] == "cpu"
     with pytest.raises(UsageError, match="no run mnist-2"):

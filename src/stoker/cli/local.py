@@ -1,7 +1,5 @@
 """The verbs of one run: profile, decide, train, evaluate, run, report and watch."""
 
-import shlex
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -36,7 +34,6 @@ _LEAST = 1e-9
 
 @app.command()
 def profile(
-    context: typer.Context,
     words: Words = None,
     *,
     budget: Annotated[
@@ -109,16 +106,14 @@ def profile(
         # A bare command trains on all cores that it may use.
         cluster=todays_cluster(workload, all_cores=workload.command == tuple(words)),
         run_dir=run_dir_of(workload, kind="profile"),
-        again=shlex.join(["stoker", *context.obj]),
-        quiet=as_json,
-        assume_yes=yes,
+        is_alone=True,
+        assume_yes=yes or as_json,
     )
     deliver(record, outputs=Outputs(out=out), explain=explain, as_json=as_json, parameters={})
 
 
 @app.command()
 def run(
-    context: typer.Context,
     words: Words = None,
     *,
     from_step: Annotated[
@@ -146,24 +141,22 @@ def run(
     stoker run -- python train.py --epochs 3
     stoker run configs/mnist.yaml --from train --set training.epochs=3
     """
-    from stoker.run.chain import Chain
+    from stoker.run.chain import run_chain
     from stoker.run.cost import groups_of
     from stoker.run.workloads import is_file_of_workload, resolve
 
     words = words or []
     keys = {"feed.replace_dataloader": replace_dataloader}
     workload = resolve(words, overrides=sets_of(values, overrides, keys))
-    chain = Chain(
-        workload=workload,
+    return run_chain(
+        workload,
         subject=tuple(words) if is_file_of_workload(words) else ("--", *words),
         begin=from_step,
         fallback=groups_of(workload, groups) if groups else (),
         prices=prices,
-        typed=context.obj,
-        quiet=as_json,
-        assume_yes=yes,
+        as_json=as_json,
+        assume_yes=yes or as_json,
     )
-    return chain.run()
 
 
 @app.command()
@@ -252,7 +245,8 @@ def decide(
     stoker decide --instance-type ml.g5.2xlarge --step-seconds 0.4
     """
     from stoker.decide import TakeAs
-    from stoker.run.advising import decide_for, typed_profile
+    from stoker.records import StepTerms
+    from stoker.run.advising import decide_for
     from stoker.run.outputs import Outputs, read_step
 
     step = read_step(executor_input)
@@ -272,12 +266,11 @@ def decide(
     decide_for(
         profile,
         workload_file=workload or step.inputs.get("workload"),
-        typed=partial(
-            typed_profile,
-            instance_type=instance_type,
-            step_seconds=step_seconds,
+        instance_type=instance_type,
+        step=StepTerms(
+            step_seconds=step_seconds or 0.0,
             accelerator_step_seconds=accelerator_step_seconds,
-            vcpus_needed=vcpus_needed,
+            loader_cpu_seconds=vcpus_needed and vcpus_needed * (accelerator_step_seconds or 0.0),
         ),
         take_as=take_as,
         groups=groups or (),
@@ -290,7 +283,6 @@ def decide(
 
 @app.command()
 def train(
-    context: typer.Context,
     words: Words = None,
     *,
     platform: Platform = None,
@@ -340,7 +332,6 @@ def train(
     stoker train configs/mnist.yaml --decision decision.json
     stoker train --group dnn=1 --group data=local.c1:1 -- python train.py
     """
-    from stoker.environment import pipeline_run
     from stoker.run.outputs import Outputs
     from stoker.run.train import plan_of, request_text, train_run
     from stoker.run.workloads import resolve
@@ -361,11 +352,9 @@ def train(
         decision=chosen,
         name=name,
         prices=prices,
-        again=shlex.join(["stoker", *context.obj]),
         outputs=Outputs(out=out),
-        quiet=as_json,
-        assume_yes=yes,
-        is_told=not pipeline_run(),
+        as_json=as_json,
+        assume_yes=yes or as_json,
     )
 
 
@@ -404,7 +393,7 @@ def evaluate(
         champion=champion,
         outputs=Outputs(out=out),
         report=report,
-        quiet=as_json,
+        as_json=as_json,
     )
 
 

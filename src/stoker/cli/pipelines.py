@@ -5,7 +5,6 @@ import json
 import shlex
 from collections.abc import Sequence
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -132,7 +131,7 @@ def upload(
     if check:
         print_result(shown, words, as_json=as_json)
         return code
-    say(words, quiet=as_json)
+    say(words)
     if code == EXIT_CHANGED:
         refused = UsageError("upload cancelled", fix="use --yes to update without asking")
         ask(f"update {of.name}", assume_yes=yes or as_json, refused=refused)
@@ -175,7 +174,7 @@ def start(
     # Before the service is reached: a wrong value is reported without credentials.
     judged = _run_of(of, params, target=target)
     client = _client_of(target, of)
-    confirm_run(judged, assume_yes=yes, quiet=as_json)
+    confirm_run(judged, assume_yes=yes or as_json)
     run = client.start(of, params)
     # With --wait and --json only the end is printed.
     if not (as_json and wait):
@@ -183,11 +182,11 @@ def start(
         print_result(asdict(run), run.run, as_json=as_json)
     where = f" --workload {shlex.quote(workload)}" if target == "kubeflow" else ""
     named = f"{target} {run.run}{where}"
-    say(f"page:    {run.url}\nnext:    stoker status {named}", quiet=as_json)
+    say(f"page:    {run.url}\nnext:    stoker status {named}")
     if not wait:
         return 0
-    say(f"waiting until {run.run} has ended", quiet=as_json)
-    run = client.wait(run.run, show=partial(say, quiet=as_json))
+    say(f"waiting until {run.run} has ended")
+    run = client.wait(run.run, show=say)
     _show(run, as_json=as_json)
     return run.exit_code or 0
 
@@ -292,7 +291,7 @@ def stop(
     client = _client_of(target, of, run=run)
     refused = UsageError("not stopped", fix="use --yes to stop without asking")
     ask(f"stop {run}", assume_yes=yes or as_json, refused=refused)
-    say(f"waiting until {run} has ended", quiet=as_json)
+    say(f"waiting until {run} has ended")
     state = client.stop(run)
     _show(state, as_json=as_json)
 

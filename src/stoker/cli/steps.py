@@ -4,7 +4,6 @@ A step has what a pipeline passes from step to step, and in Kubeflow its inputs 
 JSON document (--executor-input). Its workload is whole: nothing is set in a step.
 """
 
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -33,7 +32,6 @@ app = typer.Typer()
 
 @app.command()
 def profile(
-    context: typer.Context,
     workload: WorkloadIfAny = None,
     *,
     name: Annotated[str | None, typer.Option(metavar="NAME", help="Name of its jobs.")] = None,
@@ -82,13 +80,12 @@ def profile(
             cluster=todays_cluster(record),
             run_dir=run_dir_of(record, name=name and f"{name}-profile", kind="profile"),
             may_go_on=bool(name),
-            again=shlex.join(["stoker", *context.obj]),
-            quiet=as_json,
-            assume_yes=yes,
+            is_alone=True,
+            assume_yes=yes or as_json,
         )
 
     given = str(parse(params, workload=record).get("reuse_profile", ""))
-    found = profile_of_run(record, given=given, measure=measured, quiet=as_json)
+    found = profile_of_run(record, given=given, measure=measured)
     deliver(
         found,
         outputs=Outputs(out=out, summary=summary, step=step),
@@ -101,7 +98,6 @@ def profile(
 
 @app.command()
 def train(
-    context: typer.Context,
     workload: WorkloadIfAny = None,
     *,
     run_id: RunId = None,
@@ -125,7 +121,6 @@ def train(
     \b
     stoker step train w.yaml --run-id ID --decision d.json
     """
-    from stoker.environment import pipeline_run
     from stoker.run.outputs import Outputs, read_step
     from stoker.run.train import plan_of, train_run
     from stoker.run.workloads import resolve
@@ -140,12 +135,11 @@ def train(
         decision=chosen,
         name=name,
         prices=None,
-        again=shlex.join(["stoker", *context.obj]),
         outputs=Outputs(out=out, summary=summary, model=model, step=step),
-        quiet=as_json,
-        assume_yes=yes,
+        as_json=as_json,
+        assume_yes=yes or as_json,
         # A pipeline's last step notifies of its run, or the step that judges the training.
-        is_told=not (name or pipeline_run()),
+        is_step=True,
         always=always,
     )
 
@@ -183,7 +177,7 @@ def evaluate(
         champion=champion or step.inputs.get("champion", ""),
         outputs=Outputs(out=out, summary=summary, step=step),
         report=report,
-        quiet=as_json,
+        as_json=as_json,
         always=always,
     )
 

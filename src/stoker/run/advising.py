@@ -1,6 +1,5 @@
 """The profile of a run (given to it, kept, or measured now), and the decision that it leads to."""
 
-import json
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import asdict
@@ -11,7 +10,6 @@ from msgspec import structs
 
 from stoker.catalog import Catalog, catalog_of, load_catalog
 from stoker.decide import DecisionInputs, TakeAs, decide, explain, with_profiled
-from stoker.environment import pipeline_run
 from stoker.errors import UsageError
 from stoker.pipelines.profiles import given_profile, kept_profiles
 from stoker.platforms import platform_named
@@ -31,11 +29,11 @@ from stoker.records import (
     read_json,
 )
 from stoker.records.workload import own_keys, refuse_foreign
-from stoker.run.cost import confirm, parse_groups, todays_cluster
+from stoker.run.cost import confirm, parse_groups
 from stoker.run.outputs import Outputs, deliver
 from stoker.run.progress import Follow
 from stoker.run.workloads import is_file_of_workload, read_with_params
-from stoker.terminal import relative, say
+from stoker.terminal import print_result, relative, say
 from stoker.units import capital
 from stoker.workload_file import workload_from
 
@@ -47,9 +45,8 @@ def measure(
     run_dir: Path,
     name: str | None = None,
     may_go_on: bool = False,
+    is_alone: bool = False,
     catalog: Catalog | None = None,
-    again: str = "",
-    quiet: bool,
     assume_yes: bool,
 ) -> Profile:
     """Asks for the price, runs the command and measures it; blocks until the command ended.
@@ -60,10 +57,8 @@ def measure(
         run_dir: For its logs.
         name: Name of the job; None: the folder's.
         may_go_on: Whether a later attempt finds the job by its name.
+        is_alone: Whether a verdict is wanted after Ctrl-C, too: no further step follows.
         catalog: Prices; None: the workload's.
-        again: The command line that measures again after a stop; empty: the caller tells it, and
-            half a profile is none.
-        quiet: Whether nothing is printed.
         assume_yes: Whether nothing is asked.
 
     Raises:
@@ -76,43 +71,33 @@ def measure(
         catalog=catalog or catalog_of(workload),
         decision=None,
         assume_yes=assume_yes,
-        quiet=quiet,
         is_profile=True,
     )
-    logs = relative(run_dir / "logs")
     say(
         f"profile of {workload.name}: the command runs for real and writes its files, until "
-        f"{workload.profile.budget_seconds:.0f} s after its first batch; its output: {logs}",
-        quiet=quiet,
+        f"{workload.profile.budget_seconds:.0f} s after its first batch; its output: "
+        f"{relative(run_dir / 'logs')}"
     )
-    try:
-        with closing(Follow(quiet=quiet, echo=False, title="profile")) as follow:
-            return profile(
-                workload,
-                cluster=cluster,
-                platform=platform_named(workload.platform, settings=workload),
-                run_dir=run_dir,
-                name=name,
-                may_go_on=may_go_on,
-                on_line=follow.line,
-                verdict_on_interrupt=bool(again),
-            )
-    except KeyboardInterrupt:
-        if again:
-            say(f"stopped before there was a verdict\nkept:  {logs}\nagain: {again}", quiet=quiet)
-        raise
+    with closing(Follow(echo=False, title="profile")) as follow:
+        return profile(
+            workload,
+            cluster=cluster,
+            platform=platform_named(workload.platform, settings=workload),
+            run_dir=run_dir,
+            name=name,
+            may_go_on=may_go_on,
+            on_line=follow.line,
+            verdict_on_interrupt=is_alone,
+        )
 
 
-def profile_of_run(
-    workload: Workload, *, given: str, measure: Callable[[], Profile], quiet: bool
-) -> Profile:
+def profile_of_run(workload: Workload, *, given: str, measure: Callable[[], Profile]) -> Profile:
     """Returns the profile of a pipeline's run: the given one, a kept one, or a measured one.
 
     Args:
         workload: With the values of the run's parameters.
         given: The parameter reuse_profile; empty: none is given.
         measure: Measures; what it returns is kept.
-        quiet: Whether nothing is said.
     """
     kept = kept_profiles(workload)
     found = kept.find() if kept else None
@@ -125,13 +110,12 @@ def profile_of_run(
             where="--param reuse_profile",
         )
     if found:
-        age = "; ".join(age_of(found, workload)) or "the profile is given"
-        say(f"nothing is run: {age}", quiet=quiet)
+        say(f"nothing is run: {'; '.join(age_of(found, workload)) or 'the profile is given'}")
         return found
-    measured = measure()
+    found = measure()
     if kept:
-        kept.keep(measured)
-    return measured
+        kept.keep(found)
+    return found
 
 
 def age_of(profile: Profile, workload: Workload) -> list[str]:
@@ -145,9 +129,9 @@ def age_of(profile: Profile, workload: Workload) -> list[str]:
 
 def with_age(decision: Decision, profile: Profile, workload: Workload) -> Decision:
     """Returns the decision with the age of its profile, and with what has changed since."""
-    told = age_of(profile, workload)
-    warnings = (*decision.warnings, *told[1:])
-    return structs.replace(decision, measured="; ".join(told), warnings=warnings)
+    age = age_of(profile, workload)
+    warnings = (*decision.warnings, *age[1:])
+    return structs.replace(decision, measured="; ".join(age), warnings=warnings)
 
 
 def observe(name: str, *, as_json: bool) -> None:
@@ -158,57 +142,37 @@ def observe(name: str, *, as_json: bool) -> None:
         for instance in load_catalog("sagemaker").instances
     }
     load = observed_load(Aws(), name, sizes=sizes)
-    if as_json:
-        print(json.dumps(asdict(load)))
-        return
     seen = Observed(cpu_utilization=load.cpu, gpu_utilization=load.gpu)
-    print(load)
-    print(f"{capital(SUSPECTS[seen.suspect])}. What steps wait for: stoker profile.")
+    words = f"{capital(SUSPECTS[seen.suspect])}. What steps wait for: stoker profile."
+    print_result(asdict(load), f"{load}\n{words}", as_json=as_json)
 
 
-def typed_profile(
-    workload: Workload | None,
-    *,
-    instance_type: str | None,
-    step_seconds: float | None,
-    accelerator_step_seconds: float | None,
-    vcpus_needed: float | None,
-) -> Profile:
-    """Returns a profile of what is typed in its place.
+def typed_profile(workload: Workload | None, instance_type: str | None, step: StepTerms) -> Profile:
+    """Returns a profile of a step that is typed in its place.
 
     Args:
         workload: Whose hosts today they are, without a type.
         instance_type: Of today's hosts.
-        step_seconds: Of a step today.
-        accelerator_step_seconds: Of a step that never waits for data.
-        vcpus_needed: That feed the accelerator at full speed.
+        step: Its times; 0 seconds: none is typed.
     """
-    num_hosts = 1
-    if workload and (workload.cluster or workload.platform_info.is_this_machine):
-        today = todays_cluster(workload).dnn
-        instance_type = instance_type or today.instance_type
-        num_hosts = today.count
-    if not instance_type or step_seconds is None:
+    today = workload.cluster.dnn if workload and workload.cluster else None
+    instance_type = instance_type or (today.instance_type if today else None)
+    if not instance_type or not step.step_seconds:
         raise UsageError(
             "no profile to decide on",
             fix="stoker decide profile.json, or --instance-type T --step-seconds S",
         )
-    accelerator = accelerator_step_seconds or 0
-    if accelerator > step_seconds or (vcpus_needed and not accelerator):
+    if (step.accelerator_step_seconds or 0) > step.step_seconds or step.loader_cpu_seconds == 0:
         raise UsageError(
             "a step without any wait for data is at most as long as today's, and --vcpus-needed "
             "needs it",
             where="--accelerator-step-seconds",
             fix="give both in seconds per global step",
         )
+    size = workload.training.global_batch_size if workload else None
     return Profile(
-        host=ProfiledHost(instance_type=instance_type, count=num_hosts),
-        step=StepTerms(
-            step_seconds=step_seconds,
-            accelerator_step_seconds=accelerator_step_seconds,
-            loader_cpu_seconds=vcpus_needed * accelerator if vcpus_needed else None,
-            global_batch_size=workload.training.global_batch_size if workload else None,
-        ),
+        host=ProfiledHost(instance_type=instance_type, count=today.count if today else 1),
+        step=structs.replace(step, global_batch_size=size),
     )
 
 
@@ -216,7 +180,8 @@ def decide_for(
     file: Path | None,
     *,
     workload_file: str | None,
-    typed: Callable[[Workload | None], Profile],
+    instance_type: str | None,
+    step: StepTerms,
     take_as: TakeAs | None,
     groups: Sequence[str],
     prices: Path | None,
@@ -227,9 +192,10 @@ def decide_for(
     """Ranks the clusters, writes and prints the decision; refuses another workload's profile.
 
     Args:
-        file: Of the profile; None: it is typed.
+        file: Of the profile; None: its step is typed.
         workload_file: With constraints and number of steps.
-        typed: Makes the profile of a typed step.
+        instance_type: Of today's hosts, where the step is typed.
+        step: The typed step.
         take_as: Type to which the profile is scaled.
         groups: Further cluster that is ranked.
         prices: File of prices that adds to the catalog.
@@ -238,7 +204,7 @@ def decide_for(
         as_json: Whether JSON is printed.
     """
     named = read_with_params(workload_file, overrides=overrides) if workload_file else None
-    profile = read_json(file, Profile) if file else typed(named)
+    profile = read_json(file, Profile) if file else typed_profile(named, instance_type, step)
     if workload_file:
         # An override asks "what if"; the profile belongs to the workload without it.
         refuse_foreign(
@@ -256,20 +222,15 @@ def decide_for(
         "platform": "local" if today.startswith("local.") else "sagemaker",
     }
     workload = named or workload_from(made_up, overrides=overrides)
-    # A step's profile was paid: a type that is allowed by a wrong name is no error then.
-    is_step = bool(pipeline_run() or outputs.step.output_file)
-    is_service_type = (lambda name: True) if is_step else is_training_type
-    catalog = catalog_of(workload, prices, is_service_type=is_service_type)
+    catalog = catalog_of(workload, prices, is_service_type=is_training_type)
     if file and take_as is None:
         try:
-            catalog = with_profiled(profile, catalog)
+            with_profiled(profile, catalog)
         except UsageError as err:
             err.fix += "; or scale the profile to a type there: --as T"
             raise
     dnn = workload.cluster.dnn if workload.cluster else None
-    subject: tuple[str, ...] = ()
-    if workload_file and is_file_of_workload([workload_file]):
-        subject = (workload_file,)
+    subject = (workload_file or "",)
     decision = decide(
         DecisionInputs(
             profile=profile,
@@ -281,7 +242,7 @@ def decide_for(
             today=date.today(),
             processes_per_host=dnn.processes_per_host if dnn else None,
             take_as=take_as,
-            subject=subject,
+            subject=subject if is_file_of_workload(subject) else (),
         )
     )
     if named and take_as is None:

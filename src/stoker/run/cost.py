@@ -16,17 +16,17 @@ from stoker.host.machine import usable_vcpus
 from stoker.records import Cluster, Decision, Group, Role, TodaysGroup, Workload, groups_in_words
 from stoker.records.decision import START_UP_SECONDS, predicted_of
 from stoker.terminal import ask, say
-from stoker.units import apart, as_fast, duration, usd
+from stoker.units import as_fast, duration, usd
 
 _GROUP = re.compile(
     r"(?P<role>dnn|data)=(?:(?P<type>[^:]*[^:\d][^:]*):)?(?P<hosts>[1-9][0-9]*)"
     r"(?::(?P<workers>[0-9]+))?"
 )
-_ROLES: tuple[Role, ...] = ("dnn", "data")
 _FIX = (
     "dnn are the hosts that train, data those that make batches with workers, each once: "
     "--group dnn=1 --group data=ml.c7i.8xlarge:2:32, or data=local.c1:1 here"
 )
+_DECLINED = DeclinedError("cancelled", fix="use --yes to start without this question")
 # Of a comparison of dollars.
 _ROUNDING = 1 + 1e-9
 
@@ -84,7 +84,7 @@ def parse_groups(texts: Sequence[str], *, default_type: str | None) -> tuple[Gro
         )
     if "dnn" not in groups:
         raise UsageError("--group dnn=... is missing: it is the group that trains", fix=_FIX)
-    return tuple(groups[role] for role in _ROLES if role in groups)
+    return tuple(sorted(groups.values(), key=lambda group: group.role, reverse=True))
 
 
 def confirm(
@@ -94,7 +94,6 @@ def confirm(
     catalog: Catalog,
     decision: Decision | None,
     assume_yes: bool,
-    quiet: bool,
     is_profile: bool = False,
 ) -> None:
     """Prints what the job will cost and asks; does not ask where there is no terminal.
@@ -105,7 +104,6 @@ def confirm(
         catalog: Prices.
         decision: The decision whose plan they are, with its prediction; None: they were named.
         assume_yes: Whether nothing is asked.
-        quiet: Whether nothing is printed, nor asked.
         is_profile: Whether only a profile is paid for, to which no limit of a training run applies.
 
     Raises:
@@ -115,26 +113,38 @@ def confirm(
     if workload.platform_info.is_this_machine:
         return
     lines = bill(workload, groups, catalog=catalog, decision=decision)
+    limit = workload.constraints.max_usd
     if not is_profile:
-        _check_prediction(workload, groups, catalog=catalog, decision=decision)
         lines.append(limit_words(workload))
-    say("\n".join(lines), quiet=quiet)
-    _ask(assume_yes=assume_yes or quiet)
+    if limit and not is_profile:
+        where = f"constraints.max_usd: {limit:g}"
+        promise = predicted_of(groups, decision)
+        if catalog.usd_per_hour(groups) is None:
+            fix = "give prices: constraints.prices_file, or --prices FILE"
+            raise UsageError("a price is unknown", where=where, fix=fix)
+        if promise and (promise.run_usd or 0) > limit * _ROUNDING:
+            raise UsageError(
+                f"the run is predicted to cost {usd(promise.run_usd or 0)}, above the limit",
+                where=where,
+                fix="train fewer steps, take a cheaper plan, or raise the limit: --max-usd",
+            )
+    say("\n".join(lines))
+    ask("start it", assume_yes=assume_yes, refused=_DECLINED)
 
 
-def confirm_run(workload: Workload, *, assume_yes: bool, quiet: bool) -> None:
+def confirm_run(workload: Workload, *, assume_yes: bool) -> None:
     """Asks before a pipeline's run, which decides on its cluster later; raises DeclinedError."""
     if workload.cluster:
         today = [Group.of_today(workload.cluster.dnn)]
         words = bill(workload, today, catalog=catalog_of(workload), decision=None)[0]
-        say(f"profile on {words}", quiet=quiet)
+        say(f"profile on {words}")
     most = workload.known_constraints.max_usd_per_hour
     limit = "without a limit per hour: set constraints.max_usd_per_hour"
     if most:
         limit = f"other clusters at most {usd(most)} per hour"
     words = f"{limit}; {limit_words(workload)}"
-    say(f"then the training, on the cluster that the run decides on; {words}", quiet=quiet)
-    _ask(assume_yes=assume_yes or quiet)
+    say(f"then the training, on the cluster that the run decides on; {words}")
+    ask("start it", assume_yes=assume_yes, refused=_DECLINED)
 
 
 def limit_words(workload: Workload) -> str:
@@ -145,31 +155,6 @@ def limit_words(workload: Workload) -> str:
     if workload.max_run_seconds:
         return f"the run is ended after {duration(workload.max_run_seconds)} (max_run_seconds)"
     return f"the run has no limit: set {workload.platform}.max_run_seconds or constraints.max_usd"
-
-
-def _check_prediction(
-    workload: Workload, groups: Sequence[Group], *, catalog: Catalog, decision: Decision | None
-) -> None:
-    limit = workload.constraints.max_usd
-    if limit is None:
-        return
-    where = f"constraints.max_usd: {limit:g}"
-    if catalog.usd_per_hour(groups) is None:
-        fix = "give prices: constraints.prices_file, or --prices FILE"
-        raise UsageError("a price is unknown", where=where, fix=fix)
-    promise = predicted_of(groups, decision)
-    if promise and promise.run_usd is not None and promise.run_usd > limit * _ROUNDING:
-        cost, allowed = apart(promise.run_usd, limit)
-        raise UsageError(
-            f"the run is predicted to cost ${cost}, above ${allowed}",
-            where=where,
-            fix="train fewer steps, take a cheaper plan, or raise the limit: --max-usd",
-        )
-
-
-def _ask(*, assume_yes: bool) -> None:
-    refused = DeclinedError("cancelled", fix="use --yes to start without this question")
-    ask("start it", assume_yes=assume_yes, refused=refused)
 
 
 def bill(
@@ -196,12 +181,11 @@ def bill(
     promise = predicted_of(groups, decision)
     if decision is None or promise is None:
         return lines
-    total = ""
+    words = f"{step_time_words(promise, has_band=True)}, {as_fast(promise.speedup)}"
     if promise.total_hours is not None and promise.total_usd is not None:
         dollars = usd(promise.total_usd, is_estimate=promise.is_estimate)
-        total = f"; the whole training {promise.total_hours:.2f} h, {dollars}"
-    step = step_time_words(promise, has_band=True)
-    lines.append(f"predicted: {step}, {as_fast(promise.speedup)}{total}")
+        words += f"; the whole training {promise.total_hours:.2f} h, {dollars}"
+    lines.append(f"predicted: {words}")
     if decision.plan.action != "keep":
         if decision.verdict == "probable":
             lines.append("a gain is probable, not sure: it is within the error band")

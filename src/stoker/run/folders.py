@@ -21,6 +21,8 @@ from stoker.terminal import print_result
 
 RUNS = Path("runs")
 RECORD = "training.json"
+# Each step leaves a record.
+FILES = ("profile.json", "decision.json", RECORD, "evaluation.json")
 
 
 def run_dir_of(workload: Workload, *, name: str | None = None, kind: str = "") -> Path:
@@ -35,12 +37,9 @@ def run_dir_of(workload: Workload, *, name: str | None = None, kind: str = "") -
         check_run_name(name, most=63)
     begin = f"{workload.name}{workload.platform_info.name_end}{kind}".removesuffix("-")
     runs = RUNS
-    existing = RUNS if RUNS.exists() else Path()
-    if not os.access(existing, os.W_OK):
+    if not os.access(RUNS if RUNS.exists() else Path(), os.W_OK):
         # A pipeline's step may not run as the image's user.
         runs = Path(tempfile.gettempdir()) / RUNS
-        where = f"{existing.absolute()} cannot be written: this run is kept in {runs}"
-        print(f"note: {where}", file=sys.stderr)
     while True:
         folder = runs / (name or f"{begin}-{time.strftime('%Y%m%d-%H%M%S')}")
         try:
@@ -49,9 +48,6 @@ def run_dir_of(workload: Workload, *, name: str | None = None, kind: str = "") -
         except FileExistsError:
             # Two runs that begin in the same second get two folders.
             time.sleep(0.1)
-        except OSError as err:
-            what = f"cannot make a run folder: {err}"
-            raise UsageError(what, where=str(runs), fix="check its permissions") from None
 
 
 def latest_run_dir(workload: Workload, *, needs: Sequence[str]) -> Path:
@@ -98,44 +94,34 @@ def report_of_run(
     workload = workload or found_in(run_dir / "workload.json", Workload)
     if workload is None:
         raise UsageError(f"no run in {run_dir}", where="no workload.json there", fix="ls runs")
-    report_of_records(
+    return write_report_of(
         run_dir / "report.html",
         workload=workload,
-        profile=found_in(run_dir / "profile.json", Profile),
-        decision=found_in(run_dir / "decision.json", Decision),
-        training=found_in(run_dir / RECORD, Training),
-        evaluation=found_in(run_dir / "evaluation.json", Evaluation),
+        files=[run_dir / name for name in FILES],
         profile_folder=run_dir / "profile",
-        training_file=run_dir / RECORD,
-        run=run_dir.name,
         command=command,
         failure=failure,
     )
-    return run_dir / "report.html"
 
 
-def report_of_records(
+def write_report_of(
     file: Path,
     *,
     workload: Workload,
-    profile: Profile | None,
-    decision: Decision | None,
-    training: Training | None,
-    evaluation: Evaluation | None,
+    files: Sequence[Path],
     profile_folder: Path,
-    training_file: Path,
-    run: str = "",
+    training: Training | None = None,
     command: str = "",
     failure: str = "",
-) -> None:
-    """Writes the report of a run's records, and of the files beside them.
+) -> Path:
+    """Writes the report of a run's records, and of the files beside them; returns its path.
 
     Args:
         file: The HTML file.
-        workload: Of the run, as the four records.
+        workload: Of the run.
+        files: Profile, decision, training and evaluation; missing ones are left out.
         profile_folder: Where the steps of the profile are.
-        training_file: The training's record; its steps and rows are beside it.
-        run: Name of the run; empty: of its job.
+        training: The record, where there is no file of it.
         command: The command line that made the run.
         failure: An error that is in no record.
     """
@@ -144,6 +130,8 @@ def report_of_records(
     from stoker.figures.intervals import BASELINE_FILE, FILE
     from stoker.report import ReportedRun, write_report
 
+    profile, decision, training_file, evaluation = files
+    training = training or found_in(training_file, Training)
     facts = {"when": now_utc(), "stoker": __version__, "python": machine.python_version()}
     facts["system"] = f"{machine.system()} {machine.release()} {machine.machine()}"
     for name in ("torch", "numpy"):
@@ -152,23 +140,25 @@ def report_of_records(
     if command:
         facts["command"] = command
     timeline = training and training.measured and training.measured.timeline_file
+    before = profile_folder / "-"
     write_report(
         file,
         ReportedRun(
-            run_id=run or (training.job.name if training else ""),
+            run_id=training.job.name if training else file.parent.name,
             workload=workload,
-            profile=profile,
-            decision=decision,
+            profile=found_in(profile, Profile),
+            decision=found_in(decision, Decision),
             training=training,
-            evaluation=evaluation,
-            before_timeline=file_beside(profile_folder / "-", "baseline-timeline.csv"),
+            evaluation=found_in(evaluation, Evaluation),
+            before_timeline=file_beside(before, "baseline-timeline.csv"),
             after_timeline=file_beside(training_file, timeline) if timeline else None,
-            before_intervals=file_beside(profile_folder / "-", BASELINE_FILE),
+            before_intervals=file_beside(before, BASELINE_FILE),
             intervals=file_beside(training_file, FILE),
             environment=facts,
             failure=failure or None,
         ),
     )
+    return file
 
 
 def report_scaling(runs: Sequence[Path], *, as_json: bool) -> None:

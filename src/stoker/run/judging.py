@@ -30,7 +30,7 @@ from stoker.records import (
 )
 from stoker.records.base import item_at, text
 from stoker.records.outcome import outcome_of, outcome_of_gates
-from stoker.run.folders import report_of_records
+from stoker.run.folders import write_report_of
 from stoker.run.mlflow import log_run
 from stoker.run.outputs import Outputs, deliver
 from stoker.run.webhook import telling
@@ -55,7 +55,7 @@ def judge_run(
     champion: str,
     outputs: Outputs,
     report: Path | None,
-    quiet: bool,
+    as_json: bool,
     always: bool = False,
 ) -> int:
     """Judges a run, keeps what its pipeline needs, and notifies; returns the exit code.
@@ -68,14 +68,13 @@ def judge_run(
         champion: Names the model in use; empty: none is configured.
         outputs: Where the evaluation goes.
         report: File of the HTML report; None: none is written.
-        quiet: Whether JSON is printed, and nothing else.
+        as_json: Whether the evaluation is printed as JSON.
         always: Whether a run without a record has failed, and the exit code is 0 in any case.
     """
     run = pipeline_run()
     # On Kubeflow the run's last step notifies, and who types this command sees the result.
     is_told = bool(run) and not outputs.step.output_file
-    with telling(workload, run=run, step="evaluate", quiet=quiet, is_told=is_told) as ending:
-        profile = read_json(profile_file, Profile)
+    with telling(workload, run=run, step="evaluate", is_told=is_told) as ending:
         decision = read_json(decision_file, Decision)
         is_text = training.startswith("{")
         # A pipeline judges every run: one whose hosts died without a record has failed.
@@ -91,7 +90,7 @@ def judge_run(
         ending.run = run or trained.job.name
         record = evaluate(
             workload=workload,
-            profile=profile,
+            profile=read_json(profile_file, Profile),
             decision=decision,
             training=trained,
             champion=champion_metrics(champion, workload=workload),
@@ -101,7 +100,7 @@ def judge_run(
             record,
             outputs=outputs,
             explain=evaluation_table,
-            as_json=quiet,
+            as_json=as_json,
             parameters={"passed": str(record.passed).lower()},
         )
         evaluation_file = outputs.out or Path("evaluation.json")
@@ -113,24 +112,21 @@ def judge_run(
             write_text(evaluation_file.with_name("model-metadata.json"), metadata)
         files = [profile_file, decision_file, evaluation_file]
         if report:
-            files.append(report)
-            report_of_records(
+            training_file = Path("training.json" if is_text else training)
+            write_report_of(
                 report,
                 workload=workload,
-                profile=profile,
-                decision=decision,
-                training=trained,
-                evaluation=record,
+                files=[profile_file, decision_file, training_file, evaluation_file],
                 profile_folder=profile_file.parent,
-                training_file=Path("training.json" if is_text else training),
+                training=trained,
             )
+            files.append(report)
         ending.links["mlflow"] = log_run(
             tracking_of(workload),
             run=ending.run,
             training=trained,
             evaluation=record,
             files=files,
-            quiet=quiet,
         )
         ending.links["job"] = trained.job.url or ""
         outcome = outcome_of(trained, record.gates)
@@ -173,7 +169,7 @@ def champion_metrics(named: str, *, workload: Workload) -> dict[str, float] | No
     return read_json(file, Evaluation).numbers
 
 
-def pass_gate(evaluation_file: Path, *, champions: str | None, as_json: bool) -> None:
+def pass_gate(evaluation_file: Path, *, champions: str, as_json: bool) -> None:
     """Raises GateError unless an evaluation passed; makes it the champion of a folder.
 
     In a registry people choose the champion. Of two runs the last one counts.
@@ -201,12 +197,11 @@ def finish_run(workload: Workload, *, run_id: str, outcome: str, as_json: bool) 
     state = str(item_at(document, "state") or "unknown").lower()
     why = text(document, "error", "message")
     platform = platform_named(workload.platform, settings=workload)
-    with telling(workload, run=run, step="the pipeline", quiet=as_json) as ending:
+    with telling(workload, run=run, step="the pipeline") as ending:
         if state in _FAILED:
-            ending.failed(why)
-        elif state not in _SUCCEEDED:
-            # Cancelled, or a word that Kubeflow did not fill in.
-            ending.status = "stopped"
+            ending.failure = why or state
+        # Cancelled, or a word that Kubeflow did not fill in.
+        ending.is_stopped = state not in (*_FAILED, *_SUCCEEDED)
         ended = platform.clean_up(run, workload, run_id=run_id)
     words = f"{state}: {why}" if why else state
     print_result(

@@ -26,14 +26,12 @@ from stoker.terminal import say
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+    from mlflow.entities import Run
 
 TIMEOUT_SECONDS = 30.0
 _RUN_TAG = "stoker_run"
 # MLflow's own ends of a run.
 _STATUS: Mapping[str, str] = {"succeeded": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
-# What MLflow takes of parameters in one request.
-_BATCH = 100
-_MAX_VALUE = 6000
 # If the server is down: two retries, seconds apart; by default MLflow retries for minutes. No
 # telemetry. A folder suffices as a store for one run at a time.
 _VARIABLES = {
@@ -45,20 +43,14 @@ _VARIABLES = {
 }
 
 
-def start_run(job: JobSpec, *, platform: str, quiet: bool) -> JobSpec:
-    """Starts or continues the job's run in MLflow; returns the job with its variables.
-
-    Args:
-        job: The job that is about to start.
-        platform: Name of its platform, which may make the run itself.
-        quiet: Whether nothing is printed.
-    """
+def start_run(job: JobSpec, *, platform: str) -> JobSpec:
+    """Starts or continues the job's run in MLflow; returns the job with its variables."""
     tracking = job.tracking
     info = info_of(platform)
     # In its managed MLflow the platform makes the run itself.
     if not tracking.mlflow or (tracking.is_managed and info.has_mlflow):
         return job
-    run_id, _ = _asked(lambda: _run_of(_client(tracking), tracking, job.run_name), quiet=quiet)
+    run_id, _ = _asked(tracking, lambda client: _run_of(client, tracking, job.run_name))
     # A script would wait for a server that it cannot reach.
     if not run_id or (tracking.is_local and not info.is_this_machine):
         return job
@@ -73,7 +65,6 @@ def log_run(
     training: Training | None,
     evaluation: Evaluation | None = None,
     files: Sequence[Path] = (),
-    quiet: bool,
 ) -> str:
     """Writes a run's records to MLflow, if the workload names one; returns its page's address.
 
@@ -85,135 +76,91 @@ def log_run(
         training: None: it failed without a record.
         evaluation: None: it was not judged.
         files: Artifacts; missing ones are left out.
-        quiet: Whether nothing is printed.
     """
     if not tracking.mlflow:
         return ""
 
-    def write() -> tuple[str, str]:
-        client = _client(tracking)
+    def write(client: "MlflowClient") -> "Run":
         known = training.mlflow_run_id if training else None
-        run_id, page = _run_of(client, tracking, run, run_id=known)
-        _write(client, run_id, training, evaluation, files)
-        return run_id, page
+        found = client.get_run(known) if known else _run_of(client, tracking, run)
+        if training:
+            _write(client, found, training, evaluation)
+            for file in files:
+                if file.is_file():
+                    client.log_artifact(found.info.run_id, str(file))
+        # An earlier attempt's end stays. Last: programs that wait for it then find everything.
+        if training or found.info.status == "RUNNING":
+            status = training.status if training else "failed"
+            client.set_terminated(found.info.run_id, _STATUS[status])
+        return found
 
-    _, page = _asked(write, quiet=quiet)
-    return page
+    return _asked(tracking, write)[1]
 
 
-def _asked(work: Callable[[], tuple[str, str]], *, quiet: bool) -> tuple[str, str]:
+def _asked(tracking: TrackingSettings, work: Callable[["MlflowClient"], "Run"]) -> tuple[str, str]:
     """Returns id and page of a run that MLflow has written; empty, with a line, if it has not."""
     for name, value in _VARIABLES.items():
         os.environ.setdefault(name, value)
+    address = _address(tracking)
+
+    def asked() -> "Run":
+        from mlflow import MlflowClient
+
+        return work(MlflowClient(tracking_uri=address))
+
     try:
-        run_id, page = within(TIMEOUT_SECONDS, work)
+        info = within(TIMEOUT_SECONDS, asked).info
     # Servers, stores and plugins raise many kinds of errors.
     except Exception as err:
         trouble = printable(" ".join(str(err).split()))[:300] or type(err).__name__
         if isinstance(err, ModuleNotFoundError):
             trouble += f": {install_command('mlflow')}"
-        say(f"mlflow: the run continues without it: {trouble}", quiet=quiet)
+        say(f"mlflow: the run continues without it: {trouble}")
         return "", ""
-    say(f"mlflow: {page or f'run {run_id}'}", quiet=quiet)
-    return run_id, page
-
-
-def _client(tracking: TrackingSettings) -> "MlflowClient":
-    from mlflow import MlflowClient
-
-    return MlflowClient(tracking_uri=_address(tracking))
+    page = ""
+    if address.startswith("http"):
+        page = f"{address}/#/experiments/{info.experiment_id}/runs/{info.run_id}"
+    say(f"mlflow: {page or f'run {info.run_id}'}")
+    return str(info.run_id), page
 
 
 def _address(tracking: TrackingSettings) -> str:
-    address = tracking.mlflow or ""
-    if address.startswith("file:"):
-        return Path(address.removeprefix("file:").removeprefix("//")).absolute().as_uri()
-    if address.startswith("sqlite:"):
-        file = address.removeprefix("sqlite:").removeprefix("///")
-        return f"sqlite:///{Path(file).absolute()}"
-    return address.rstrip("/")
+    address = str(tracking.mlflow).rstrip("/")
+    kind, _, file = address.partition(":")
+    # The script may have another working folder.
+    if kind == "file":
+        return Path(file.removeprefix("//")).absolute().as_uri()
+    if kind == "sqlite":
+        return f"sqlite:///{Path(file.removeprefix('///')).absolute()}"
+    return address
 
 
-def _run_of(
-    client: "MlflowClient", tracking: TrackingSettings, run: str, *, run_id: str | None = None
-) -> tuple[str, str]:
-    """Returns id and page of the run of that id, else of that name, else of a new one."""
+def _run_of(client: "MlflowClient", tracking: TrackingSettings, run: str) -> "Run":
+    """Returns the run of that name, or a new one."""
     name = tracking.experiment or run
     experiment = client.get_experiment_by_name(name)
     number = experiment.experiment_id if experiment else client.create_experiment(name)
-    if run_id is None:
-        # SageMaker makes runs of its managed MLflow, without the tag.
-        mark = "attributes.run_name" if tracking.is_managed else f"tags.`{_RUN_TAG}`"
-        runs = [*client.search_runs([number], f"{mark} = '{run}'", max_results=1)]
-        runs = runs or [client.create_run(number, tags={_RUN_TAG: run}, run_name=run)]
-        run_id = str(runs[0].info.run_id)
-    address = _address(tracking)
-    page = f"{address}/#/experiments/{number}/runs/{run_id}"
-    return run_id, page if address.startswith("http") else ""
+    # SageMaker makes runs of its managed MLflow, without the tag.
+    mark = "attributes.run_name" if tracking.is_managed else f"tags.`{_RUN_TAG}`"
+    runs = client.search_runs([number], f"{mark} = '{run}'", max_results=1)
+    return next(iter(runs), None) or client.create_run(number, tags={_RUN_TAG: run}, run_name=run)
 
 
 def _write(
-    client: "MlflowClient",
-    run_id: str,
-    training: Training | None,
-    evaluation: Evaluation | None,
-    files: Sequence[Path],
+    client: "MlflowClient", run: "Run", training: Training, evaluation: Evaluation | None
 ) -> None:
     from mlflow.entities import Metric, Param, RunTag
 
-    there = client.get_run(run_id)
-    if training is None:
-        # An earlier attempt's end stays.
-        if there.info.status == "RUNNING":
-            client.set_terminated(run_id, "FAILED")
-        return
-    parameters = [
-        Param(name, value)
-        for name, value in _named(_parameters_of(training)).items()
-        if name not in there.data.params
-    ]
-    now = int(time.time() * 1000)
-    metrics = [
-        Metric(name, float(value), now, training.num_steps or 0)
-        for name, value in _named(_metrics_of(training, evaluation)).items()
-        # The same value again would be a second point of its curve.
-        if str(there.data.metrics.get(name)) != value
-    ]
-    tags = [RunTag(name, value) for name, value in _tags_of(training, evaluation).items()]
-    client.log_batch(run_id, params=parameters[:_BATCH], metrics=metrics, tags=tags)
-    for file in files:
-        if file.is_file():
-            client.log_artifact(run_id, str(file))
-    # Last: programs that wait for the end then find everything.
-    client.set_terminated(run_id, _STATUS[training.status])
+    from stoker import __version__
 
-
-def _named(values: Mapping[str, object]) -> dict[str, str]:
-    """Returns values as texts by names of characters that MLflow allows."""
-    return {
-        re.sub(r"[^A-Za-z0-9_\-. /]", "_", name)[:250]: str(value)[:_MAX_VALUE]
-        for name, value in values.items()
-    }
-
-
-def _parameters_of(training: Training) -> dict[str, str]:
     parameters = {name: shown(value) for name, value in values_of(training.hyperparameters).items()}
     parameters["hosts"] = groups_in_words(training.groups)
-    return {**parameters, "strategy": training.strategy, "engine": training.engine}
-
-
-def _metrics_of(training: Training, evaluation: Evaluation | None) -> dict[str, float]:
-    """Returns the script's metrics, and stoker's own as `stoker_NAME`."""
+    parameters |= {"strategy": training.strategy, "engine": training.engine}
+    # The script's metrics, and stoker's own as `stoker_NAME`.
     metrics: dict[str, float] = {}
     for record in filter(None, (training, evaluation)):
         metrics |= metrics_of(record)
-        metrics |= {f"stoker_{name}": value for name, value in figures_of(record).items()}
-    return {name: float(value) for name, value in metrics.items()}
-
-
-def _tags_of(training: Training, evaluation: Evaluation | None) -> dict[str, str]:
-    from stoker import __version__
-
+        metrics |= {f"stoker_{name}": float(value) for name, value in figures_of(record).items()}
     outcome = outcome_of(training, evaluation.gates if evaluation else ())
     tags = {
         "version": __version__,
@@ -226,6 +173,26 @@ def _tags_of(training: Training, evaluation: Evaluation | None) -> dict[str, str
         **training.lineage,
     }
     # Empty values replace an earlier attempt's.
-    named = _named({f"stoker_{name}": value or "" for name, value in tags.items()})
+    tags = {f"stoker_{name}": value or "" for name, value in tags.items()}
     # MLflow's own name, which its pages show.
-    return {**named, "mlflow.source.git.commit": training.lineage.get("git", "")}
+    tags["mlflow.source.git.commit"] = training.lineage.get("git", "")
+    now = int(time.time() * 1000)
+    there = run.data
+    client.log_batch(
+        run.info.run_id,
+        # What MLflow takes of parameters in one request.
+        params=[Param(*pair) for pair in _named(parameters) if pair[0] not in there.params][:100],
+        metrics=[
+            Metric(name, float(value), now, training.num_steps or 0)
+            for name, value in _named(metrics)
+            # The same value again would be a second point of its curve.
+            if str(there.metrics.get(name)) != value
+        ],
+        tags=[RunTag(*pair) for pair in _named(tags)],
+    )
+
+
+def _named(values: Mapping[str, object]) -> list[tuple[str, str]]:
+    """Returns values as texts by names of characters that MLflow allows."""
+    allowed = r"[^A-Za-z0-9_\-. /]"
+    return [(re.sub(allowed, "_", name)[:250], str(value)[:6000]) for name, value in values.items()]

@@ -9,7 +9,6 @@ import json
 import math
 import shlex
 import shutil
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +20,6 @@ from stoker.decide.explain import free_words
 from stoker.errors import UsageError
 from stoker.failure_reasons import shortened
 from stoker.parameters import PARAMETER_INPUT, PARAMETERS_INPUT
-from stoker.record_words import whole_step_of
 from stoker.records import (
     Decision,
     Evaluation,
@@ -162,16 +160,14 @@ def deliver(
     name = type(record).__name__
     out = outputs.out or Path(f"{name.lower()}.json")
     write_json(out, record)
+    words = explain(record)
     if outputs.summary:
-        write_text(outputs.summary, f"# {name}\n\n```text\n{explain(record)}\n```\n")
+        write_text(outputs.summary, f"# {name}\n\n```text\n{words}\n```\n")
     if outputs.step.output_file:
-        figures = {**metrics_of(record), **figures_of(record)}
-        write_step(outputs.step, parameters=parameters, metrics=figures, model=model)
-    if as_json:
-        # With its final newline, which `print` would double.
-        sys.stdout.write(to_json(record))
-    else:
-        print(f"{explain(record)}\nwritten: {out}")
+        metrics = {**metrics_of(record), **figures_of(record)}
+        write_step(outputs.step, parameters=parameters, metrics=metrics, model=model)
+    # A record's JSON has its final newline.
+    print(to_json(record), end="") if as_json else print(f"{words}\nwritten: {out}")
 
 
 def write_step(
@@ -208,21 +204,16 @@ def figures_of(record: Record) -> dict[str, float]:
     """Returns the figures of a component's record by name, without the metrics of its script."""
     match record:
         case Profile():
-            figures = {**_numbers(record.step), **_numbers(record.observed)}
-            if (whole := whole_step_of(record)) is not None:
-                figures["whole_step_seconds"] = whole
-            return {**figures, **(record.epochs.figures if record.epochs else {})}
+            return _numbers(record.step)
         case Decision():
             return _numbers(record.plan.predicted)
         case Training():
-            figures = {**_numbers(record.measured), **record.dollars}
-            if record.measured and record.measured.epochs:
-                figures |= record.measured.epochs.figures
             busy = busy_share(record.gpus)
+            figures = {**_numbers(record.measured), **record.dollars}
             return figures if busy is None else {**figures, "gpu_utilization": busy}
         case Evaluation():
-            measured = _numbers(record.performance and record.performance.measured)
-            figures = {**measured, **_numbers(record.performance)}
+            found = record.performance
+            figures = {**_numbers(found and found.measured), **_numbers(found)}
             return {**figures, "passed": float(record.passed)}
     return {}
 
@@ -246,13 +237,12 @@ def carried(record: Training) -> str:
 
     A parameter, unlike a file, is shown on the run's page and can be a condition.
     """
-    lists = ("events", "hosts", "gpus")
-    changes: dict[str, object] = {name: getattr(record, name)[:_MAX_CARRIED] for name in lists}
-    changes["failure"] = shortened(record.failure or "", most=_MAX_FAILURE) or None
-    if record.measured:
-        # The file stays in the step that trained.
-        changes["measured"] = msgspec.structs.replace(record.measured, timeline_file=None)
-    return json.dumps(to_document(msgspec.structs.replace(record, **changes)))
+    # The file of the steps stays in the step that trained.
+    measured = record.measured and msgspec.structs.replace(record.measured, timeline_file=None)
+    failure = shortened(record.failure or "", most=_MAX_FAILURE) or None
+    lists = {name: getattr(record, name)[:_MAX_CARRIED] for name in ("events", "hosts", "gpus")}
+    small = msgspec.structs.replace(record, measured=measured, failure=failure, **lists)
+    return json.dumps(to_document(small))
 
 
 def free_advice(profiled: Profile, decision: Decision) -> list[str]:

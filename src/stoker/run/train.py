@@ -10,9 +10,8 @@ import shutil
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -61,17 +60,18 @@ from stoker.records.training import Budget, completed, copied_to
 from stoker.records.workload import refuse_foreign, workload_keys
 from stoker.repeat import Clock, Sleep, within
 from stoker.run.cost import confirm, groups_of
-from stoker.run.folders import RECORD, RUNS, found_in, report_of_run, run_dir_of
+from stoker.run.folders import FILES, RECORD, RUNS, found_in, report_of_run, run_dir_of
 from stoker.run.mlflow import log_run, start_run
 from stoker.run.outputs import Outputs, carried, deliver, kept_model
 from stoker.run.progress import Follow
 from stoker.run.webhook import RunEnding, telling
-from stoker.terminal import relative, say
+from stoker.terminal import relative, say, typed
 
 RequestT = TypeVar("RequestT")
 
 _TIMELINE = "timeline.csv"
 _METRICS = "metrics.jsonl"
+_NO_RECORD = "the dnn leader left no record that can be read"
 # Lines of the leader that tell why a launcher failed early.
 _LAST_WORDS = 20
 # Time to read the outputs of a stopped run.
@@ -138,11 +138,10 @@ def train_run(
     decision: Decision | None,
     name: str | None,
     prices: Path | None,
-    again: str,
     outputs: Outputs,
-    quiet: bool,
+    as_json: bool,
     assume_yes: bool,
-    is_told: bool,
+    is_step: bool = False,
     always: bool = False,
 ) -> int:
     """Asks for the price, trains, writes record and report; returns the exit code.
@@ -153,11 +152,10 @@ def train_run(
         decision: The decision that they are of; None: they were named.
         name: Name of the run and its job; None: made from the workload and the time.
         prices: File of prices that adds to the catalog.
-        again: The command line that continues after a stop.
         outputs: Where the record goes, by default in the run's folder.
-        quiet: Whether JSON is printed, and nothing else.
+        as_json: Whether the record is printed as JSON.
         assume_yes: Whether nothing is asked.
-        is_told: Whether this process notifies the webhook.
+        is_step: Whether a pipeline's later step notifies the webhook.
         always: Whether a failed training run ends with 0, as a pipeline's next step judges it.
 
     Raises:
@@ -167,11 +165,9 @@ def train_run(
         NoCapacityError: If there were no hosts, once the record is written.
     """
     for line, count in (decision.loader_workers if decision else {}).items():
-        say(f"note: the loader at {line} is read as if it had num_workers={count}", quiet=quiet)
+        say(f"note: the loader at {line} is read as if it had num_workers={count}")
     catalog = catalog_of(workload, prices)
-    confirm(
-        workload, groups, catalog=catalog, decision=decision, assume_yes=assume_yes, quiet=quiet
-    )
+    confirm(workload, groups, catalog=catalog, decision=decision, assume_yes=assume_yes)
     folder = run_dir_of(workload, name=name)
     job = prepare(workload=workload, groups=groups, run_dir=folder, decision=decision)
     # Before anything starts: a wrong request is refused here, with its key; and a run of that name
@@ -184,26 +180,15 @@ def train_run(
         write_json(folder / "decision.json", decision)
     # An evaluation goes with the training run that it judged.
     (folder / "evaluation.json").unlink(missing_ok=True)
-    say(f"train of {workload.name} on {groups_in_words(groups)}: {relative(folder)}", quiet=quiet)
-    with telling(workload, run=job.name, step="train", quiet=quiet, is_told=is_told) as ending:
-        end = partial(conclude, folder, workload=workload, ending=ending, typed=again, quiet=quiet)
+    say(f"train of {workload.name} on {groups_in_words(groups)}: {relative(folder)}")
+    with concluding(folder, workload, step="train", is_told=not is_step) as ending:
         try:
-            record = follow(
-                job,
-                workload,
-                catalog=catalog,
-                decision=decision,
-                again=again,
-                out=outputs.out,
-                quiet=quiet,
-            )
-        except (StokerError, KeyboardInterrupt, TerminatedError) as err:
+            record = follow(job, workload, catalog=catalog, decision=decision, again=typed())
+        except NoCapacityError:
             # A further attempt of a pipeline's step would wait as long again for hosts.
-            if not (always and isinstance(err, NoCapacityError)):
-                end(err=err)
+            if not always:
                 raise
             record = read_json(folder / RECORD, Training)
-        report = end()
         ending.warnings = tuple(group.made_words for group in record.useless_groups)
         code = training_exit_code(record)
         if record.is_unknown and pipeline_execution():
@@ -219,60 +204,62 @@ def train_run(
         copied,
         outputs=replace(outputs, out=file),
         explain=training_words,
-        as_json=quiet,
+        as_json=as_json,
         # The record, for the next step.
         parameters={"status": copied.status, "training": carried(copied)},
         model={**copied.lineage, "model_uri": copied.model_uri or ""},
     )
-    say(f"logs: {folder / 'logs'}\nreport: {report}", quiet=quiet)
+    say(f"logs: {folder / 'logs'}\nreport: {ending.links['report']}")
     # A pipeline's next step judges a failed training run, so this one must not end the pipeline.
     return 0 if always and not record.is_unknown else code
 
 
-def conclude(
+@contextmanager
+def concluding(
+    folder: Path, workload: Workload, *, step: str, is_told: bool = True
+) -> Iterator[RunEnding]:
+    """At the end of the block, writes the run's report and MLflow, and notifies the webhook."""
+    with telling(workload, run=folder.name, step=step, is_told=is_told) as ending:
+        try:
+            yield ending
+        except (StokerError, KeyboardInterrupt, TerminatedError) as err:
+            # An interrupt's words, if any, are on a job that keeps running.
+            if isinstance(err, KeyboardInterrupt) and str(err):
+                say(str(err))
+            # A job that keeps running has no end yet, and one that was declined is none.
+            has_ended = isinstance(err, StokerError) and not isinstance(err, DeclinedError)
+            failure = str(err) or f"stopped in {ending.step}"
+            _conclude(folder, workload, ending, failure=failure, has_ended=has_ended)
+            raise
+        _conclude(folder, workload, ending)
+
+
+def _conclude(
     folder: Path,
-    *,
     workload: Workload,
     ending: RunEnding,
-    typed: str,
-    quiet: bool,
-    err: BaseException | None = None,
-) -> str:
-    """Writes the report, and what there is to MLflow; returns the report's address.
-
-    Args:
-        folder: Of the run.
-        workload: Of the run.
-        ending: Gets the links.
-        typed: The command line.
-        quiet: Whether nothing is printed.
-        err: What ended the run early.
-    """
-    failure = ""
-    if err:
-        # An interrupt's words, if any, are on a job that keeps running.
-        failure = str(err) or f"stopped in {ending.step}"
+    *,
+    failure: str = "",
+    has_ended: bool = False,
+) -> None:
+    """Writes the report, and what there is to MLflow, with links to them for the webhook."""
     try:
-        file = report_of_run(folder, workload=workload, command=typed, failure=failure)
-        report = file.resolve().as_uri()
+        file = report_of_run(folder, workload=workload, command=typed(), failure=failure)
+        ending.links["report"] = file.resolve().as_uri()
     except StokerError as trouble:
-        report = f"not written: {trouble.what}"
+        ending.links["report"] = f"not written: {trouble.what}"
+    ending.links["logs"] = str(folder / "logs")
     training = found_in(folder / RECORD, Training)
-    ending.links |= {"report": report, "logs": str(folder / "logs")}
     if training:
         ending.links["job"] = training.job.url or ""
-    # A job that keeps running has no end yet, and one that was declined is none.
-    if training or (isinstance(err, StokerError) and not isinstance(err, DeclinedError)):
-        names = ("profile.json", "decision.json", RECORD, "evaluation.json", "report.html")
+    if training or has_ended:
         ending.links["mlflow"] = log_run(
             tracking_of(workload),
             run=folder.name,
             training=training,
             evaluation=found_in(folder / "evaluation.json", Evaluation),
-            files=[folder / name for name in names],
-            quiet=quiet,
+            files=[folder / name for name in (*FILES, "report.html")],
         )
-    return report
 
 
 def follow(
@@ -282,27 +269,23 @@ def follow(
     catalog: Catalog,
     decision: Decision | None,
     again: str,
-    quiet: bool,
-    out: Path | None = None,
     echo: bool = True,
 ) -> Training:
     """Trains and shows the progress; of a training run that is stopped, shows what is kept.
 
     Args:
         again: The command line that continues after a stop.
-        quiet: Whether nothing is printed on stderr.
-        out: Second file for the record of a training run that is stopped.
         echo: Whether the lines of the script are shown, too.
     """
-    folder = job.run_dir
+    record_file = job.run_dir / RECORD
     # An earlier attempt's must not pass for this one's.
-    (folder / RECORD).unlink(missing_ok=True)
+    record_file.unlink(missing_ok=True)
     lineage = {"workload_sha256": sha256_of(workload)}
     lineage |= {name: str(fact).lower() for name, fact in git_state(Path.cwd()).items()}
-    job = start_run(replace(job, lineage=lineage), platform=workload.platform, quiet=quiet)
+    job = start_run(replace(job, lineage=lineage), platform=workload.platform)
     steps = workload.training.total_steps()
     try:
-        with closing(Follow(quiet=quiet, echo=echo, total_steps=steps)) as shown:
+        with closing(Follow(echo=echo, total_steps=steps)) as shown:
             return train(
                 job,
                 platform=platform_named(workload.platform, settings=workload),
@@ -313,20 +296,12 @@ def follow(
             )
     except (KeyboardInterrupt, TerminatedError):
         # A job that keeps running has no record yet; the interrupt says how to follow it.
-        if not (folder / RECORD).is_file():
-            raise
-        record = read_json(folder / RECORD, Training)
-        files = [folder / RECORD]
-        if out:
-            write_json(out, copied_to(out, record, run_dir=folder))
-            files.append(out)
-        say(
-            f"{training_words(record)}: all hosts have ended\n"
-            f"kept:  {', '.join(map(relative, files))} (status: stopped), "
-            f"{relative(folder / 'logs')}, and what the script saved\n"
-            f"again: {again}",
-            quiet=quiet,
-        )
+        if record := found_in(record_file, Training):
+            kept = f"{relative(record_file)} (status: stopped), {relative(job.run_dir / 'logs')}"
+            say(
+                f"{training_words(record)}: all hosts have ended\n"
+                f"kept:  {kept}, and what the script saved\nagain: {again}"
+            )
         raise
 
 
@@ -366,28 +341,23 @@ def train(
         events.append(Event(when=now_utc(), what=words))
         on_line(LogLine(group=platform.name, host="capacity", text=words))
 
-    plans = [job, *_other_plans(job, decision, platform=platform, tell=tell)]
+    def made(plan: JobSpec, end: JobEnd, name: str, lost: str = _NO_RECORD) -> Training:
+        ran = Job(platform=platform.name, name=name, url=end.job_url)
+        return record_of_job(plan, end, ran=ran, decision=decision, events=events, lost=lost)
+
+    plans = [job, *_other_plans(job, decision, platform=platform)]
     if len(plans) > 1:
         # A job that an earlier attempt got hosts for.
         plans = plans[platform.resumed([platform.plan(plan) for plan in plans]) :]
-    wait_seconds = 60 * job.platform_settings.on_no_capacity.wait_minutes
-    short: set[str] = set()
     until: float | None = None
     while True:
         plan = _with_budget(plans[0], catalog=catalog, decision=decision)
         words = f"no hosts for {groups_in_words(plan.groups)}"
         try:
-            return _trained(
-                plan,
-                platform=platform,
-                decision=decision,
-                events=events,
-                on_line=on_line,
-                may_stop=may_stop,
-            )
+            return _trained(plan, platform=platform, made=made, on_line=on_line, may_stop=may_stop)
         except NoCapacityError as err:
             now = clock()
-            until = until or now + wait_seconds
+            until = until or now + 60 * job.platform_settings.on_no_capacity.wait_minutes
             pause = min(until - now, RETRY_SECONDS)
             if pause > 0 and err.may_pass:
                 left = (until - now) / 60
@@ -398,17 +368,11 @@ def train(
                 # It may get hosts later, and would run in parallel with the next plan's job.
                 raise err.still_there from err
             until = None
-            short |= {bare_type(name) for name in err.types}
+            short = {bare_type(name) for name in err.types}
             plans = [other for other in plans[1:] if not short & _types(other.groups)]
             if not plans:
-                record = record_of_job(
-                    plan,
-                    JobEnd(status="failed", failure=err.what),
-                    ran=Job(platform=platform.name, name=plan.name),
-                    decision=decision,
-                    events=events,
-                    lost=f"{words}, and no other plan is left",
-                )
+                end = JobEnd(status="failed", failure=err.what)
+                record = made(plan, end, plan.name, f"{words}, and no other plan is left")
                 write_json(job.run_dir / RECORD, record)
                 raise
             following_words = groups_in_words(plans[0].groups)
@@ -420,11 +384,7 @@ def _types(groups: Sequence[Group]) -> set[str]:
 
 
 def _other_plans(
-    job: JobSpec,
-    decision: Decision | None,
-    *,
-    platform: Platform[RequestT],
-    tell: Callable[[str], None],
+    job: JobSpec, decision: Decision | None, *, platform: Platform[RequestT]
 ) -> Iterator[JobSpec]:
     """Yields jobs of the decision's next plans that have other types, best first.
 
@@ -440,24 +400,19 @@ def _other_plans(
         # A stable name: a retry of a pipeline's step finds the job again.
         name = f"{job.name}-plan{number}"
         other = replace(job, name=name, run=job.run_name, groups=plan.groups)
-        try:
+        # The decision does not know the platform's rules.
+        with suppress(UsageError):
             platform.plan(other)
-        except UsageError as err:
-            # The decision does not know the platform's rules.
-            tell(f"{groups_in_words(plan.groups)} cannot replace it: {err.what}")
-        else:
             yield other
 
 
 def _with_budget(job: JobSpec, *, catalog: Catalog, decision: Decision | None) -> JobSpec:
     """Returns the job with prices, limit and prediction; without them where nothing is billed."""
-    prices = {}
     single = [structs.replace(group, count=1) for group in job.groups]
-    if catalog.purchase != NOMINAL:
-        prices = {group.name: catalog.usd_per_hour([group]) for group in single}
+    prices = {group.name: catalog.usd_per_hour([group]) for group in single}
     known = {name: price for name, price in prices.items() if price is not None}
     budget = None
-    if known:
+    if known and catalog.purchase != NOMINAL:
         promise = predicted_of(job.groups, decision)
         budget = Budget(
             usd_per_hour=known,
@@ -472,18 +427,12 @@ def _trained(
     job: JobSpec,
     *,
     platform: Platform[RequestT],
-    decision: Decision | None,
-    events: Sequence[Event],
+    made: Callable[[JobSpec, JobEnd, str], Training],
     on_line: Callable[[LogLine], object],
     may_stop: Callable[[], bool],
 ) -> Training:
     """Runs one job; returns its record, or raises NoCapacityError if it got no hosts."""
     run = platform.submit(platform.plan(job))
-
-    def recorded(end: JobEnd) -> Training:
-        ran = Job(platform=platform.name, name=run.name, url=end.job_url)
-        return record_of_job(job, end, ran=ran, decision=decision, events=events)
-
     last_words: deque[str] = deque(maxlen=_LAST_WORDS)
     try:
         for line in run.lines():
@@ -498,23 +447,20 @@ def _trained(
             err.still_there = run.remaining()
         # KeyboardInterrupt and TerminatedError only.
         if not isinstance(err, Exception):
-            try:
-                # Ctrl-C must not wait for a job that could not be stopped.
+            end = JobEnd(status="stopped")
+            # Ctrl-C must not wait for a job that could not be stopped; again: also who does not
+            # wait gets a record.
+            with suppress(StokerError, OSError, KeyboardInterrupt, TerminatedError):
                 end = within(STOPPED_SECONDS, run.wait)
-            # An interrupt: also who does not wait gets a record.
-            except (StokerError, OSError, KeyboardInterrupt, TerminatedError):
-                end = JobEnd(status="stopped")
-            record = structs.replace(recorded(end), status="stopped", failure=None)
+            record = structs.replace(made(job, end, run.name), status="stopped", failure=None)
             write_json(job.run_dir / RECORD, record)
         raise
     finally:
         run.stop()
-    record = recorded(end)
+    record = made(job, end, run.name)
     if record.status == "failed" and last_words and not record.hosts:
         # The launcher failed early: only its log says why.
-        known = record.failure or ""
-        reason = said_in(last_words)
-        words = ": ".join(filter(None, (known, "" if reason in known else reason)))
+        words = ": ".join(filter(None, (record.failure, said_in(last_words))))
         failure = "\n".join([words, *without_events(last_words)]).strip()
         record = structs.replace(record, failure=failure)
     write_json(job.run_dir / RECORD, record)
@@ -528,7 +474,7 @@ def record_of_job(
     ran: Job,
     decision: Decision | None = None,
     events: Sequence[Event] = (),
-    lost: str = "the dnn leader left no record that can be read",
+    lost: str = _NO_RECORD,
 ) -> Training:
     """Returns the record of an ended job, and copies the leader's files to `job.run_dir`.
 

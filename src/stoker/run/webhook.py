@@ -10,18 +10,16 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Literal
 
 from stoker.environment import pipeline_run, webhook_url
 from stoker.errors import DeclinedError, StokerError, TerminatedError
 from stoker.logs import printable
 from stoker.platforms.aws import Aws, region_of
-from stoker.records import Workload
+from stoker.records import NotifySettings, Workload
 from stoker.records.outcome import Outcome
 from stoker.terminal import say
 
 TIMEOUT_SECONDS = 10.0
-_ATTEMPTS = 2
 _MAX_ERROR = 500
 
 
@@ -30,50 +28,38 @@ class RunEnding:
     """How a command ended, filled in as it runs; `step` is the run's last one.
 
     Attributes:
+        failure: Why it failed; empty: it succeeded.
+        is_stopped: Whether a person stopped it, which is not sent.
         warnings: What went wrong though the run may have succeeded; it is sent for these, too.
     """
 
     run: str
     step: str
-    status: Literal["succeeded", "failed", "stopped"] = "succeeded"
+    failure: str = ""
     exit_code: int = 0
-    error: str = ""
+    is_stopped: bool = False
     warnings: tuple[str, ...] = ()
     links: dict[str, str] = field(default_factory=dict)
 
-    def failed(self, error: str, *, exit_code: int = 0) -> None:
-        self.status = "failed"
-        self.error = error
-        self.exit_code = exit_code
-
     def take(self, outcome: Outcome) -> None:
         """Takes over the result of the run."""
-        if not outcome.is_good:
-            self.failed(outcome.words, exit_code=outcome.exit_code)
-        # A training run that was stopped has not failed.
-        if outcome.state == "stopped":
-            self.status = "stopped"
+        self.failure = outcome.reason
+        self.exit_code = outcome.exit_code
+        self.is_stopped = outcome.state == "stopped"
 
     def text(self, workload: str) -> str:
-        head = f"stoker: run {self.run} of {workload} {self.status}"
-        if self.status != "succeeded":
-            head += f" in {self.step}"
-        if self.exit_code:
-            head += f" (exit code {self.exit_code})"
-        if self.error:
-            head += f": {_line(self.error)}"
-        warnings = [f"warning: {_line(text)}" for text in self.warnings]
-        links = [f"{name}: {address}" for name, address in self.links.items() if address]
-        return "\n".join([head, *warnings, *links])
-
-
-def _line(text: str) -> str:
-    return printable(" ".join(text.split()))[:_MAX_ERROR]
+        head = f"stoker: run {self.run} of {workload} succeeded"
+        if self.failure:
+            code = f" (exit code {self.exit_code})" if self.exit_code else ""
+            head = f"{head.removesuffix('succeeded')}failed in {self.step}{code}: {self.failure}"
+        lines = [head, *(f"warning: {text}" for text in self.warnings)]
+        lines += [f"{name}: {address}" for name, address in self.links.items() if address]
+        return "\n".join(printable(" ".join(line.split()))[:_MAX_ERROR] for line in lines)
 
 
 @contextmanager
 def telling(
-    workload: Workload, *, run: str, step: str, quiet: bool, is_told: bool = True
+    workload: Workload, *, run: str, step: str, is_told: bool = True
 ) -> Iterator[RunEnding]:
     """Notifies the workload's webhook, if it has one, how the block ended.
 
@@ -84,55 +70,46 @@ def telling(
         workload: With its webhook.
         run: Name of the run.
         step: What the block does.
-        quiet: Whether an error of the webhook is not printed.
         is_told: Whether this process notifies; else another one does.
     """
     ending = RunEnding(run=run, step=step)
     try:
         yield ending
     except (DeclinedError, KeyboardInterrupt, TerminatedError):
-        is_told = False
+        ending.is_stopped = True
         raise
     except Exception as err:
-        what = err.what if isinstance(err, StokerError) else f"{type(err).__name__}: {err}"
         # That the run failed is the greater news.
-        if ending.status != "failed":
-            ending.failed(what, exit_code=getattr(err, "exit_code", StokerError.exit_code))
+        ending.failure = ending.failure or getattr(err, "what", "") or repr(err)
+        ending.exit_code = ending.exit_code or getattr(err, "exit_code", StokerError.exit_code)
         raise
     finally:
         notify = workload.notify
-        is_news = ending.status == "failed" or ending.warnings
-        if notify and is_told and (is_news or notify.on == "always"):
-            trouble = _post(workload, ending.text(workload.name))
-            if trouble:
-                say(f"notify: webhook failed: {trouble}", quiet=quiet)
+        is_news = ending.failure or ending.warnings or (notify and notify.on == "always")
+        if notify and is_told and is_news and not ending.is_stopped:
+            _post(notify, workload, ending.text(workload.name))
 
 
-def _post(workload: Workload, text: str) -> str:
-    """Sends a text, twice at most; returns why it could not be sent, or an empty text."""
-    notify = workload.notify
-    assert notify is not None
-    url = webhook_url(notify.variable, os.environ)
-    trouble = f"variable {notify.variable}, the webhook's address, is not set"
-    if not url and notify.secret_arn and pipeline_run():
-        aws = Aws(region=region_of(workload))
-        try:
+def _post(notify: NotifySettings, workload: Workload, text: str) -> None:
+    """Sends a text; an error is one line of output."""
+    try:
+        url = webhook_url(notify.variable, os.environ)
+        trouble = "" if url else f"variable {notify.variable}, the webhook's address, is not set"
+        if not url and notify.secret_arn and pipeline_run():
+            aws = Aws(region=region_of(workload))
             answer = aws.call("secretsmanager", "GetSecretValue", SecretId=notify.secret_arn)
-        except StokerError as err:
-            return err.what
-        url = str(answer.get("SecretString") or "").strip()
-    for _ in range(_ATTEMPTS if url else 0):
-        try:
-            request = urllib.request.Request(
-                url,
-                data=json.dumps({"text": text}).encode(),
-                headers={"Content-Type": "application/json"},
-            )
+            url = str(answer.get("SecretString") or "").strip()
+            trouble = ""
+        if not trouble:
+            body = json.dumps({"text": text}).encode()
+            request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
             urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS).close()
-            return ""
-        except urllib.error.HTTPError as err:
-            trouble = f"the webhook answered with {err.code}"
-        # Only its kind: the text of an error may hold the address.
-        except Exception as err:
-            trouble = f"the webhook cannot be reached: {type(err).__name__}"
-    return trouble
+    except StokerError as err:
+        trouble = err.what
+    except urllib.error.HTTPError as err:
+        trouble = f"the webhook answered with {err.code}"
+    # Only its kind: the text of an error may hold the address.
+    except Exception as err:
+        trouble = f"the webhook cannot be reached: {type(err).__name__}"
+    if trouble:
+        say(f"notify: webhook failed: {trouble}")

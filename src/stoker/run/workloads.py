@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from stoker.catalog import with_pools
@@ -118,41 +119,36 @@ def workload_text(command: Sequence[str]) -> tuple[str, str]:
 def parted_command(words: Sequence[str]) -> tuple[list[str], dict[str, Json]]:
     """Returns the command without its options that have one value, and these as hyperparameters.
 
-    What is not clearly `--name value` or `--name=value` behind the script stays in the command; of
-    an option that is given twice only the command can have both.
+    A command with anything else behind the script than `--name value`, `--name=value` and `--name`
+    stays as it is.
     """
-    line = " ".join(words)
-    script = (word for word in words if word.endswith((".py", ".sh")) or f"-m {word}" in line)
-    begin = words.index(next(script, words[-1])) + 1
-    # Each option with its values; first what comes before them all.
-    options: list[list[str]] = [[]]
-    for word in words[begin:]:
-        name, equals, value = word.partition("=")
-        # A negative number is a value.
-        if re.match(r"--?[^\W\d]", word):
-            options.append([name, value] if equals else [word])
-        else:
-            options[-1].append(word)
+    scripts = [
+        index
+        for index, word in enumerate(words)
+        if word.endswith((".py", ".sh")) or words[index - 1] == "-m"
+    ]
+    begin = scripts[0] + 1 if scripts else len(words)
     kept = [*words[:begin]]
     found: dict[str, Json] = {}
-    for option in options:
-        name = "".join(option[:1])
-        if len(option) != 2 or not re.match("--.{2}", name):
-            kept += option
-        elif name[2:] in found:
+    rest = [*words[begin:]]
+    while rest:
+        name, equals, value = rest.pop(0).partition("=")
+        if not name.startswith("--") or name[2:] in found:
             return [*words], {}
+        if rest and not equals and not rest[0].startswith("--"):
+            equals, value = "=", rest.pop(0)
+        if equals:
+            found[name[2:]] = _typed(value)
         else:
-            found[name[2:]] = _typed(option[1])
+            kept.append(name)
     return kept, found
 
 
 def _typed(word: str) -> Json:
     """Returns a value that the script gets as the same number or text."""
     for kind in (int, float):
-        try:
+        with suppress(ValueError):
             number = kind(word)
-        except ValueError:
-            continue
-        if str(number) == word or re.fullmatch(r"\d+(\.\d+)?e-?\d+", word):
-            return number
+            if str(number) == word or re.fullmatch(r"\d+(\.\d+)?e-?\d+", word):
+                return number
     return word
