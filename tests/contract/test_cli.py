@@ -21,7 +21,7 @@ def flags(words: str) -> set[str]:
 
 VERBS = {
     "run": EVERY | flags("from group replace-dataloader prices yes"),
-    "profile": EVERY | flags("budget training-job instance-type platform out yes"),
+    "profile": EVERY | flags("budget training-job platform out yes"),
     "decide": EVERY
     | flags("workload objective max-usd-per-hour prices group as platform")
     | flags("instance-type step-seconds accelerator-step-seconds vcpus-needed out summary")

@@ -23,7 +23,6 @@ WORKLOAD = {
     "image": IMAGE,
     "cluster": {"dnn": {"instance_type": "ml.g5.xlarge", "count": 2}},
     "channels": {"training": {"uri": "s3://bucket/mnist"}},
-    "constraints": {"allowed_instance_types": ["ml.g5.xlarge", "ml.c5.xlarge", "ml.c5.2xlarge"]},
     "sagemaker": {"role": ROLE, "output_uri": "s3://bucket/stoker", "region": REGION},
 }
 # Applied quotas; what the account was never given has the service's default, zero.

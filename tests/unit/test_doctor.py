@@ -29,7 +29,7 @@ def port(monkeypatch):
 def test_a_host_is_healthy(port):
     found = [*examine_host({"STOKER_RUN": json.dumps({"feed": {"port": port}})})]
     assert [check for check in found if check.state == "fail"] == []
-    names = ["python", "torch", "shm", "gpus", "port"]
+    names = ["python", "torch", "shm", "port"]
     assert [check.name for check in found] == names
 
 

@@ -46,14 +46,6 @@ def profile(
             "workload, or 180).",
         ),
     ] = None,
-    instance_type: Annotated[
-        str | None,
-        typer.Option(
-            metavar="T",
-            help="Name the instance type of this host; auto asks the cloud (default: from the "
-            "workload; on EC2, auto).",
-        ),
-    ] = None,
     platform: Platform = None,
     training_job: Annotated[
         str | None,
@@ -95,11 +87,7 @@ def profile(
     # First: a notebook is a file that exists and that cannot be run.
     if refused := notebook_refusal(words, where="command line"):
         raise refused
-    keys = {
-        "profile.budget_seconds": budget,
-        "platform": platform,
-        "profile.instance_type": instance_type,
-    }
+    keys = {"profile.budget_seconds": budget, "platform": platform}
     workload = resolve(words, overrides=sets_of(values, overrides, keys))
     record = measure(
         workload,

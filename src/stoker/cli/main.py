@@ -63,19 +63,12 @@ def run(arguments: Sequence[str]) -> int:
         return _say(f"error: {words}", code=err.exit_code)
     except Exception as err:
         # The parser's own errors.
-        format_message = getattr(err, "format_message", None)
-        if callable(format_message):
-            words = str(format_message()).rstrip(".")
-            context = getattr(err, "ctx", None)
-            fix = f"{context.command_path if context else 'stoker'} --help"
-            words = words[:1].lower() + words[1:]
-            return _say(f"error: {words}\ntry:   {fix}", code=UsageError.exit_code)
+        if callable(show := getattr(err, "show", None)):
+            show()
+            return UsageError.exit_code
         traceback.print_exc()
-        return _say(
-            f"error: {type(err).__name__}: {err}\nwhere: inside stoker: this is a bug\n"
-            "try:   report the traceback above",
-            code=StokerError.exit_code,
-        )
+        words = f"{type(err).__name__}: {err}\nwhere: inside stoker: this is a bug"
+        return _say(f"error: {words}\ntry:   report the traceback above", code=1)
 
 
 def _say(text: str, *, code: int) -> int:

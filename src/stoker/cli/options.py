@@ -1,33 +1,12 @@
 """Options that several verbs share, and the checks of their values."""
 
-import errno
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from stoker.errors import UsageError
-
 PlatformChoice = Literal["local", "sagemaker", "kubernetes"]
-
-
-def writable_file(param: typer.CallbackParam, value: Path | None) -> Path | None:
-    """Refuses a file that cannot be written, before the work begins."""
-    if value is None:
-        return None
-    # Missing folders are made later.
-    folder = next(each for each in value.absolute().parents if each.exists())
-    try:
-        if value.is_dir():
-            raise IsADirectoryError(errno.EISDIR, "it is a folder")
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as err:
-        what = f"cannot write {value}: {err.strerror}"
-        raise UsageError(what, where=param.opts[0], fix="name another file") from None
-    return value
 
 
 def sets_of(
@@ -118,13 +97,16 @@ ReplaceDataLoader = Annotated[
 Out = Annotated[
     Path | None,
     typer.Option(
-        metavar="F", callback=writable_file, help="Write the record to this file (default: above)."
+        metavar="F",
+        dir_okay=False,
+        writable=True,
+        help="Write the record to this file (default: above).",
     ),
 ]
 Report = Annotated[
     Path | None,
     typer.Option(
-        metavar="F", callback=writable_file, help="Also write an HTML report to this file."
+        metavar="F", dir_okay=False, writable=True, help="Also write an HTML report to this file."
     ),
 ]
 RecordFile = Annotated[Path, typer.Option(metavar="F", help="The run's record of that name.")]
@@ -150,7 +132,8 @@ Summary = Annotated[
     Path | None,
     typer.Option(
         metavar="F",
-        callback=writable_file,
+        dir_okay=False,
+        writable=True,
         hidden=True,
         help="Also write a summary in Markdown to this file.",
     ),

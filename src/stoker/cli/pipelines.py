@@ -19,7 +19,6 @@ from stoker.cli.options import (
     WorkloadFile,
     Yes,
     sets_of,
-    writable_file,
 )
 from stoker.errors import (
     EXIT_CHANGED,
@@ -53,7 +52,7 @@ def compile_verb(
     out: Annotated[
         Path,
         typer.Option(
-            metavar="F", callback=writable_file, help="Write the definition to this file."
+            metavar="F", dir_okay=False, writable=True, help="Write the definition to this file."
         ),
     ],
     values: Values = None,
@@ -72,17 +71,14 @@ def compile_verb(
     record = read_workload(workload, overrides=sets_of(values, overrides))
     compiled = _compiled_for(target, record)
     write_text(out, compiled.definition)
-    defaults = {parameter.name: parameter.default for parameter in compiled.parameters}
     document = {
         "name": compiled.name,
         "definition": str(out),
-        "parameters": defaults,
+        "parameters": {each.name: each.default for each in compiled.parameters},
         "inputs": sorted(compiled.uploads),
     }
-    lines = [f"{compiled.name}: {len(compiled.definition.encode()) / 1024:.0f} KiB in {out}"]
-    for name, default in defaults.items():
-        lines.append(f"  {name:<18} {' '.join(str(default).split())[:60] or '(empty)'}")
-    print_result(document, "\n".join(lines), as_json=as_json)
+    parameters = ", ".join(each.name for each in compiled.parameters)
+    print_result(document, f"{compiled.name}: {out}\nparameters: {parameters}", as_json=as_json)
 
 
 @app.command()
@@ -122,14 +118,14 @@ def upload(
     client = _client_of(target, of)
     compiled = _compiled_for(target, of)
     deployed, wanted = client.compared(compiled)
-    code = 0
-    if deployed != wanted:
-        code = EXIT_NEW if deployed is None else EXIT_CHANGED
+    code = EXIT_NEW if deployed is None else EXIT_CHANGED
+    if deployed == wanted:
+        code = 0
     lines = _diff(deployed, wanted) if diff else []
-    shown: dict[str, Json] = {"name": of.name, "state": _STATES[code], "diff": lines}
+    document: dict[str, Json] = {"name": of.name, "state": _STATES[code], "diff": lines}
     words = "\n".join([f"pipeline {of.name}: {_STATES[code]}", *lines])
     if check:
-        print_result(shown, words, as_json=as_json)
+        print_result(document, words, as_json=as_json)
         return code
     say(words)
     if code == EXIT_CHANGED:
@@ -137,12 +133,10 @@ def upload(
         ask(f"update {of.name}", assume_yes=yes or as_json, refused=refused)
     done = client.upload(compiled, is_changed=code != 0)
     made = client.put_schedule(of, schedule) if schedule else None
-    text = [f"{done['action']}: {done['id']}"]
-    text += [f"{key + ':':<9}{done[key]}" for key in ("version", "url") if done.get(key)]
-    if made:
-        text.append(schedule_line(made))
-    text.append(f"next:    stoker start {target} {workload}")
-    print_result({**shown, **done, "schedule": made}, "\n".join(text), as_json=as_json)
+    text = f"{done['action']}: {done['id']}\n"
+    text += f"{schedule_line(made)}\n" if made else ""
+    text += f"next:    stoker start {target} {workload}"
+    print_result({**document, **done, "schedule": made}, text, as_json=as_json)
     return 0
 
 
@@ -181,14 +175,8 @@ def start(
         # For scripts: run=$(stoker start ...).
         print_result(asdict(run), run.run, as_json=as_json)
     where = f" --workload {shlex.quote(workload)}" if target == "kubeflow" else ""
-    named = f"{target} {run.run}{where}"
-    say(f"page:    {run.url}\nnext:    stoker status {named}")
-    if not wait:
-        return 0
-    say(f"waiting until {run.run} has ended")
-    run = client.wait(run.run, show=say)
-    _show(run, as_json=as_json)
-    return run.exit_code or 0
+    say(f"page:    {run.url}\nnext:    stoker status {target} {run.run}{where}")
+    return _shown(client.wait(run.run, show=say), as_json=as_json) if wait else 0
 
 
 @app.command()
@@ -236,13 +224,12 @@ def schedule(
     client = _client_of(target, of)
     if delete:
         client.delete_schedule(of, name)
-        made: dict[str, Json] = {"name": name, "action": "deleted"}
-        line = f"schedule {name}: deleted"
+        document: dict[str, Json] = {"name": name, "action": "deleted"}
+        print_result(document, f"schedule {name}: deleted", as_json=as_json)
     else:
         wanted = Schedule(name=name, cron=cron, time_zone=time_zone, parameters=params)
         made = client.put_schedule(of, wanted)
-        line = schedule_line(made)
-    print_result(made, line, as_json=as_json)
+        print_result(made, schedule_line(made), as_json=as_json)
 
 
 @app.command()
@@ -265,10 +252,7 @@ def status(
     stoker status kubeflow RUN --workload configs/mnist-kubeflow.yaml
     """
     of = _workload_of(workload, sets_of(values, overrides)) if workload else None
-    client = _client_of(target, of, run=run)
-    state = client.status(run)
-    _show(state, as_json=as_json)
-    return state.exit_code or 0
+    return _shown(_client_of(target, of, run=run).status(run), as_json=as_json)
 
 
 @app.command()
@@ -292,8 +276,7 @@ def stop(
     refused = UsageError("not stopped", fix="use --yes to stop without asking")
     ask(f"stop {run}", assume_yes=yes or as_json, refused=refused)
     say(f"waiting until {run} has ended")
-    state = client.stop(run)
-    _show(state, as_json=as_json)
+    _shown(client.stop(run), as_json=as_json)
 
 
 def _client_of(target: str, of: "Workload | None", *, run: str = "") -> "PipelineClient":
@@ -353,7 +336,9 @@ def _diff(deployed: "Json", wanted: "Json") -> list[str]:
     return [*difflib.unified_diff(was, now, "uploaded", "compiled", lineterm="", n=2)]
 
 
-def _show(run: "RunState", *, as_json: bool) -> None:
+def _shown(run: "RunState", *, as_json: bool) -> int:
+    """Prints a run; returns its exit code."""
     status = f"{run.status}: {run.reason}" if run.reason else run.status
     lines = [f"{run.run}  {status}", *map(str, run.steps), *filter(None, (run.url, run.note))]
     print_result(asdict(run), "\n".join(lines), as_json=as_json)
+    return run.exit_code or 0

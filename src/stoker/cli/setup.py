@@ -70,12 +70,9 @@ def init(
     if file.exists() and file.read_text() != text:
         raise UsageError(f"{file} exists", fix="remove it, or name another folder")
     write_text(file, text)
-    # What a job's workload could not be given is in the comment at its head.
-    verb = "train --dry-run" if from_training_job else "run"
-    following = f"read {file}, then stoker {verb} {file.name}"
-    words = [f"made: {file}", f"next: {following}"]
+    following = f"read {file}, then stoker run {file.name}"
     document = {"file": str(file), "next": following}
-    print_result(document, "\n".join(words), as_json=as_json)
+    print_result(document, f"made: {file}\nnext: {following}", as_json=as_json)
 
 
 @app.command()
@@ -101,25 +98,19 @@ def doctor(
     stoker doctor
     stoker doctor configs/mnist-sagemaker.yaml
     """
-    from stoker.doctor.host import examine_host
-    from stoker.doctor.services import examine_account, examine_cluster
+    from stoker.doctor import examine
     from stoker.run.workloads import read_with_params
 
     of = read_with_params(workload, overrides=sets_of(values, overrides)) if workload else None
-    findings = examine_host()
-    if of and of.platform == "sagemaker":
-        findings = examine_account(of)
-    elif of and of.platform == "kubernetes":
-        findings = examine_cluster(of)
     checks = []
-    for check in findings:
-        checks.append(check)
+    for check in examine(of):
+        checks.append(asdict(check))
         if not as_json:
             # At once: some checks take seconds, and the last line shows which one hangs.
             print(check, flush=True)
-    is_healthy = all(check.state != "fail" for check in checks)
+    is_healthy = all(check["state"] != "fail" for check in checks)
     if as_json:
-        print(json.dumps({"healthy": is_healthy, "checks": [asdict(c) for c in checks]}, indent=2))
+        print(json.dumps({"healthy": is_healthy, "checks": checks}, indent=2))
     # A host that a run cannot use is the platform's error, not one of the command line.
     return 0 if is_healthy else PlatformError.exit_code
 

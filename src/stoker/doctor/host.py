@@ -46,18 +46,17 @@ def examine_host(environ: Mapping[str, str] = os.environ) -> Iterator[Finding]:
     """Checks this host; yields each finding at once."""
     text = f"{platform.python_version()} ({sys.executable}), stoker {stoker.__version__}"
     yield Finding("python", "ok", text)
-    yield torch_check()
+    yield torch_check(environ)
     folder = Path("/dev/shm")
     fix = "docker run --shm-size, or kubernetes.shm: PyTorch's own loader workers need it"
     shared = shutil.disk_usage(folder).total if folder.is_dir() else 0
     state: FindingState = "ok" if shared >= _MIN_SHARED_MEMORY_BYTES else "warn"
     yield Finding("shm", state, f"{shared / 2**30:.1f} GiB", fix)
-    yield _gpus_check(environ)
     yield port_check(from_environment(environ).feed.port)
 
 
-def torch_check() -> Finding:
-    """Checks PyTorch, which a data host need not have."""
+def torch_check(environ: Mapping[str, str] = os.environ) -> Finding:
+    """Checks PyTorch, which a data host need not have, and that it can use the host's GPUs."""
     try:
         import torch
     except ModuleNotFoundError:
@@ -67,24 +66,15 @@ def torch_check() -> Finding:
         # OSError: a library of PyTorch is missing.
         return Finding("torch", "fail", f"cannot be imported: {err}", "install it again")
     text = f"{torch.__version__}, CUDA {torch.version.cuda or 'not built in'}"
-    numbers = tuple(map(int, re.findall(r"\d+", torch.__version__)[:2]))
-    state: FindingState = "ok" if numbers >= _MIN_TORCH else "fail"
-    return Finding("torch", state, text, "use PyTorch 2.4 or newer")
-
-
-def _gpus_check(environ: Mapping[str, str]) -> Finding:
+    if tuple(map(int, re.findall(r"\d+", torch.__version__)[:2])) < _MIN_TORCH:
+        return Finding("torch", "fail", text, "use PyTorch 2.4 or newer")
     num_devices = machine.num_accelerators(environ)
-    if num_devices == 0:
-        return Finding("gpus", "ok", "none")
-    try:
-        import torch
-    except (ImportError, OSError):
-        return Finding("gpus", "warn", f"{num_devices}, and no PyTorch to use them")
-    if not torch.cuda.is_available():
+    if not torch.cuda.is_available() and num_devices:
         fix = "use an image whose PyTorch has CUDA, of a version that the host's driver supports"
-        return Finding("gpus", "fail", f"{num_devices}, of which PyTorch can use none", fix)
-    text = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}"
-    return Finding("gpus", "ok", text)
+        return Finding("torch", "fail", f"{text}: it can use none of {num_devices} GPUs", fix)
+    if num_devices:
+        text += f"; {torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}"
+    return Finding("torch", "ok", text)
 
 
 def port_check(port: int) -> Finding:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from stoker.doctor.host import Finding
+from stoker.doctor.host import Finding, FindingState
 from stoker.errors import ServiceError, StokerError
 from stoker.pipelines.base import sagemaker_of
 from stoker.platforms.aws import Aws, split_uri
@@ -27,10 +27,12 @@ def _checked(name: str, check: Callable[[], Finding]) -> Finding:
     """Returns what a check finds; a missing right is a warning that names it."""
     try:
         return check()
+    except ServiceError as err:
+        if err.kind != "denied":
+            return Finding(name, "fail", err.what, err.fix)
+        fix = "ask an administrator for the right; what it checks may be in order"
+        return Finding(name, "warn", f"cannot be checked: {err.what}", fix)
     except StokerError as err:
-        if isinstance(err, ServiceError) and err.kind == "denied":
-            fix = "ask an administrator for the right; what it checks may be in order"
-            return Finding(name, "warn", f"cannot be checked: {err.what}", fix)
         return Finding(name, "fail", err.what, err.fix)
 
 
@@ -46,17 +48,14 @@ def examine_account(workload: Workload, *, aws: Aws | None = None) -> Iterator[F
     """
     settings = sagemaker_of(workload)
     aws = aws or Aws(region=settings.region)
-    try:
-        identity = aws.call("sts", "GetCallerIdentity")
-        region = aws.region
-    except StokerError as err:
+    found = _checked("account", partial(_account_finding, aws))
+    yield found
+    if found.state == "fail":
         # The other checks would fail alike.
-        yield Finding("account", "fail", err.what, err.fix)
         return
-    yield Finding("account", "ok", f"{identity['Account']}, {region}, as {identity['Arn']}")
     uris = [settings.output_uri, settings.checkpoint_uri, settings.source]
     uris += [channel.uri for channel in workload.channels.values()]
-    buckets = [split_uri(uri)[0] for uri in uris if uri and uri[:5] == "s3://"]
+    buckets = [split_uri(uri)[0] for uri in uris if uri and uri.startswith("s3://")]
     for name, check, values in (
         ("role", _role_finding, (settings.role, settings.control.role)),
         ("image", _image_finding, (workload.image, settings.control.image)),
@@ -65,6 +64,12 @@ def examine_account(workload: Workload, *, aws: Aws | None = None) -> Iterator[F
         for value in sorted({*filter(None, values)}):
             yield _checked(name, partial(check, aws, value))
     yield _checked("quota", partial(_quota_finding, aws, workload, settings))
+
+
+def _account_finding(aws: Aws) -> Finding:
+    identity = aws.call("sts", "GetCallerIdentity")
+    text = f"{identity['Account']}, {aws.region}, as {identity['Arn']}"
+    return Finding("account", "ok", text)
 
 
 def _role_finding(aws: Aws, arn: str) -> Finding:
@@ -83,9 +88,9 @@ def _image_finding(aws: Aws, image: str) -> Finding:
     if ecr["region"] != aws.region:
         words = f"{image} is in {ecr['region']}, the jobs in {aws.region}"
         return Finding("image", "fail", words, "push it to a repository in the jobs' region")
-    version = {"imageTag": ecr["tag"] or "latest"}
-    if ecr["digest"]:
-        version = {"imageDigest": ecr["digest"]}
+    version = (
+        {"imageDigest": ecr["digest"]} if ecr["digest"] else {"imageTag": ecr["tag"] or "latest"}
+    )
     names = {"registryId": ecr["account"], "repositoryName": ecr["name"], "imageIds": [version]}
     if aws.find("ecr", "DescribeImages", **names) is None:
         fix = "make image, and push it; or correct the key"
@@ -99,29 +104,23 @@ def _bucket_finding(aws: Aws, bucket: str) -> Finding:
         fix = "correct its name in the workload, or create it"
         return Finding("bucket", "fail", f"there is no bucket {bucket}", fix)
     region = answer.get("BucketRegion") or aws.region
-    if region != aws.region:
-        words = f"{bucket} is in {region}, the jobs are in {aws.region}"
-        return Finding("bucket", "fail", words, f"use a bucket in {aws.region}")
-    return Finding("bucket", "ok", f"{bucket}, in {region}")
+    state: FindingState = "ok" if region == aws.region else "fail"
+    return Finding("bucket", state, f"{bucket}, in {region}", f"use a bucket in {aws.region}")
 
 
 def _quota_finding(aws: Aws, workload: Workload, settings: SageMakerSettings) -> Finding:
-    """Compares the account's quotas with today's hosts, the steps' host, and the allowed types."""
+    """Compares the account's quotas with today's hosts and the steps' host."""
     # The account's quotas by name, and the service's where it has none.
-    asked = {"items": "Quotas", "ServiceCode": "sagemaker"}
-    listed = [
-        *aws.pages("service-quotas", "ListAWSDefaultServiceQuotas", **asked),
-        *aws.pages("service-quotas", "ListServiceQuotas", **asked),
-    ]
-    quotas = {str(each["QuotaName"]): float(str(each["Value"])) for each in listed}
-    usage = "for training job usage"
+    quotas = {
+        str(each["QuotaName"]): float(str(each["Value"]))
+        for verb in ("ListAWSDefaultServiceQuotas", "ListServiceQuotas")
+        for each in aws.pages("service-quotas", verb, items="Quotas", ServiceCode="sagemaker")
+    }
     # Quotas are found by their names, such as "ml.g5.xlarge for training job usage".
     needed = {f"{settings.control.instance_type} for processing job usage": 1}
-    for name in workload.constraints.allowed_instance_types or ():
-        needed[f"{name} {usage}"] = 1
     if workload.cluster is not None:
         today = workload.cluster.dnn
-        needed[f"ml.{bare_type(today.instance_type)} {usage}"] = today.count
+        needed[f"ml.{bare_type(today.instance_type)} for training job usage"] = today.count
     # Without a quota of that name, the account cannot have the type at all.
     short = [
         f"{name}: {quotas.get(name, 0):.0f} of {count}"
@@ -168,10 +167,9 @@ def _job_finding(cluster: ClusterApi, workload: Workload, group: Group) -> Findi
     job = JobSpec.of(workload, groups=[group], run_dir=Path(f"{workload.name}-doctor"))
     request = KubernetesPlatform().plan(job)
     # A TrainJob is checked against its runtime, which is there only for a run.
-    shown = request.runtime or request.main
-    cluster.create(shown, is_dry_run=True)
-    kind = text(shown, "kind")
-    return Finding("job", "ok", f"the cluster would take its {kind} (dry run)")
+    checked = request.runtime or request.main
+    cluster.create(checked, is_dry_run=True)
+    return Finding("job", "ok", f"the cluster would take its {text(checked, 'kind')} (dry run)")
 
 
 def _claim_finding(cluster: ClusterApi, name: str) -> Finding:

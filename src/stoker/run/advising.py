@@ -10,6 +10,7 @@ from msgspec import structs
 
 from stoker.catalog import Catalog, catalog_of, load_catalog
 from stoker.decide import DecisionInputs, TakeAs, decide, explain, with_profiled
+from stoker.environment import pipeline_run
 from stoker.errors import UsageError
 from stoker.pipelines.profiles import given_profile, kept_profiles
 from stoker.platforms import platform_named
@@ -222,7 +223,10 @@ def decide_for(
         "platform": "local" if today.startswith("local.") else "sagemaker",
     }
     workload = named or workload_from(made_up, overrides=overrides)
-    catalog = catalog_of(workload, prices, is_service_type=is_training_type)
+    # A step's profile was paid: a type that is allowed by a wrong name is no error then.
+    is_step = bool(pipeline_run() or outputs.step.output_file)
+    is_service_type = (lambda name: True) if is_step else is_training_type
+    catalog = catalog_of(workload, prices, is_service_type=is_service_type)
     if file and take_as is None:
         try:
             with_profiled(profile, catalog)

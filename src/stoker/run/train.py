@@ -447,11 +447,12 @@ def _trained(
             err.still_there = run.remaining()
         # KeyboardInterrupt and TerminatedError only.
         if not isinstance(err, Exception):
-            end = JobEnd(status="stopped")
-            # Ctrl-C must not wait for a job that could not be stopped; again: also who does not
-            # wait gets a record.
-            with suppress(StokerError, OSError, KeyboardInterrupt, TerminatedError):
+            try:
+                # Ctrl-C must not wait for a job that could not be stopped.
                 end = within(STOPPED_SECONDS, run.wait)
+            # An interrupt: also who does not wait gets a record.
+            except (StokerError, OSError, KeyboardInterrupt, TerminatedError):
+                end = JobEnd(status="stopped")
             record = structs.replace(made(job, end, run.name), status="stopped", failure=None)
             write_json(job.run_dir / RECORD, record)
         raise
