@@ -12,10 +12,9 @@ from stoker.errors import UsageError
 from stoker.platforms.aws import Aws
 from stoker.platforms.base import JobSpec
 from stoker.platforms.sagemaker import SageMakerPlatform
-from stoker.platforms.sagemaker.load import observed_load
 from stoker.project.from_training_job import from_training_job
 from stoker.records import Group, Workload
-from stoker.run.advising import observe
+from stoker.run.advising import observe, observed_load
 from stoker.workload_file import read_workload
 from support import cloudwatch
 from support.aws_answers import Answers

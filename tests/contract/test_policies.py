@@ -15,8 +15,8 @@ import pytest
 from stoker.platforms.aws import Aws
 from stoker.platforms.base import JobSpec
 from stoker.platforms.sagemaker import SageMakerPlatform
-from stoker.platforms.sagemaker.registry import champion_quality
 from stoker.records import Group, Json
+from stoker.run.judging import champion_quality
 from stoker.sagemaker import compile_pipeline
 from support import sagemaker_pipeline as sample
 from support.command import stoker
@@ -77,7 +77,8 @@ OF_OTHERS = {
     # S3 and the service, with a key of the user's own.
     *("kms:CreateGrant", "kms:Decrypt", "kms:DescribeKey", "kms:GenerateDataKey"),
     # The pipeline, of its steps.
-    *("sagemaker:CreateModelPackage", "sagemaker:CreateProcessingJob"),
+    *("sagemaker:CreateModelPackage", "sagemaker:CreateModelPackageGroup"),
+    *("sagemaker:DescribeModelPackageGroup", "sagemaker:CreateProcessingJob"),
     *("sagemaker:DescribeProcessingJob", "sagemaker:StopProcessingJob"),
     # People, by commands of the pages.
     "iam:SimulatePrincipalPolicy",
@@ -255,8 +256,7 @@ def test_a_role_is_handed_to_its_service_alone(policy):
 def test_the_stack_has_mail_where_it_is_asked_for():
     few, made = stack(EXAMPLE), stack(EVERYTHING)
     mail = {"FailureTopic", "FailureTopicPolicy", "FailureRule"}
-    policies = {f"{name}Policy" for name in ("Network", "Mlflow", "Key")}
-    assert made.keys() - few.keys() == {*mail, *policies}
+    assert made.keys() - few.keys() == {*mail, "KeyPolicy"}
     pipeline = f"{LINE}/mnist"
     rule: Any = made["FailureRule"]["Properties"]
     assert rule["EventPattern"]["detail"]["pipelineArn"] == [pipeline]

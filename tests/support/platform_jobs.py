@@ -208,7 +208,7 @@ class SageMakerJob:
     """Jobs are those of a service with SageMaker's protocol; S3 and logs are moto's."""
 
     wrong_uri = "file:///data/mnist"
-    gone = ("error", f"job {NAME}, sagemaker:DescribeTrainingJob")
+    gone = ("error", "sagemaker:DescribeTrainingJob")
 
     def __init__(self, folder: Path, server: AwsServer, service: Any) -> None:
         self._service = service

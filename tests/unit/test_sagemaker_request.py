@@ -17,13 +17,14 @@ from stoker.figures.progress import RunSteps
 from stoker.launch.topology import from_resourceconfig
 from stoker.logs import Log
 from stoker.platforms.base import JobSpec
+from stoker.platforms.sagemaker.job import verdict_of
 from stoker.platforms.sagemaker.request import (
     PROGRESS_METRICS,
     REQUEST_TAG,
     check_body,
     plan_request,
 )
-from stoker.platforms.sagemaker.submit import TrainingJob, lacks_capacity
+from stoker.platforms.sagemaker.submit import no_hosts
 from stoker.records import Channel, FeedSettings, Json
 from stoker.records.training import Budget
 from support.sagemaker_job import (
@@ -224,7 +225,8 @@ def test_a_job_that_sagemaker_cannot_run_is_refused(spec, words):
     ],
 )
 def test_the_exit_code_is_the_one_that_the_reason_tells(status, reason, code):
-    assert TrainingJob({"TrainingJobStatus": status, "FailureReason": reason}).exit_code == code
+    ended = {"TrainingJobStatus": status, "FailureReason": reason}
+    assert verdict_of(ended, has_checkpoints=False)[1] == code
 
 
 @pytest.mark.parametrize(
@@ -237,4 +239,4 @@ def test_the_exit_code_is_the_one_that_the_reason_tells(status, reason, code):
     ],
 )
 def test_missing_capacity_is_told_from_other_failures(reason, lacks):
-    assert lacks_capacity(reason) == lacks
+    assert bool(no_hosts(reason, job(), where="job")) == lacks

@@ -27,7 +27,6 @@ from stoker.pipelines.base import (
     sagemaker_of,
 )
 from stoker.platforms.aws import Aws, tag_list
-from stoker.platforms.sagemaker.registry import tag_group
 from stoker.platforms.sagemaker.request import file_system
 from stoker.platforms.sagemaker.submit import stop_job
 from stoker.records import Json, SageMakerSettings, Workload
@@ -123,8 +122,6 @@ class SageMakerClient(PipelineClient):
         assert settings
         # Before the definition: a run that a schedule starts in between finds them.
         missing = upload_inputs(compiled.uploads, settings, aws=aws)
-        if settings.tags:
-            tag_group(aws, settings.model.group or compiled.name, settings.tags)
         pipeline = self._find(compiled.name)
         action = "unchanged"
         version = ""

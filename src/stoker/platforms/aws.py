@@ -7,6 +7,7 @@ aws.read_object("s3://bucket/folder/profile.json")
 
 import contextlib
 import functools
+import json
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -15,7 +16,7 @@ from typing import IO, TYPE_CHECKING, cast
 
 from stoker.environment import cloud_region
 from stoker.errors import MissingExtraError, ServiceError, ServiceErrorKind, UsageError
-from stoker.records import Json, Workload
+from stoker.records import Json
 from stoker.records.base import Document, mappings
 from stoker.repeat import (
     READ_AGAIN_SECONDS,
@@ -34,61 +35,57 @@ if TYPE_CHECKING:
 MAX_ATTEMPTS = 8
 CONNECT_SECONDS = 10.0
 READ_SECONDS = 60.0
-# A new object may be invisible for a while.
-EVENTUAL_SECONDS = 30.0
 
 _ACTION = re.compile(r"perform:? ([a-z0-9-]+:[A-Za-z*]+)")
-# By its code, else by its message: some services name the reason only there. The first that fits.
-_KINDS: tuple[tuple[ServiceErrorKind, str, str], ...] = (
-    ("away", r"RequestTimeout|PriorRequestNotComplete|ConditionalRequestConflict", ""),
-    ("away", r"(?i).*throttl|.*TooManyRequests|SlowDown|RequestLimitExceeded", ""),
-    ("stale", r"ExpiredToken|InvalidClientTokenId|RequestExpired|UnrecognizedClient", ""),
-    ("stale", r"RequestTimeTooSkewed|InvalidSignature|SignatureDoesNotMatch", ""),
-    ("stale", r"CredentialRetrieval|SSO|TokenRetrieval|UnauthorizedSSO|NoCredentials", ""),
-    ("denied", r"AccessDenied|UnauthorizedOperation|403", "not authorized"),
-    ("taken", r"PreconditionFailed|412", ""),
+# By `CODE: MESSAGE`, as some services name the reason only in the message. The first that fits.
+_KINDS: tuple[tuple[ServiceErrorKind, str], ...] = (
+    ("away", r"RequestTimeout:|PriorRequestNotComplete|ConditionalRequestConflict|SlowDown"),
+    ("away", r"\w*(Throttl|TooManyRequests)|RequestLimitExceeded"),
+    ("stale", r"ExpiredToken|InvalidClientTokenId|RequestExpired|UnrecognizedClient"),
+    ("stale", r"RequestTimeTooSkewed|InvalidSignature|SignatureDoesNotMatch"),
+    ("stale", r"CredentialRetrieval|SSO|TokenRetrieval|UnauthorizedSSO|NoCredentials"),
+    ("denied", r"AccessDenied|UnauthorizedOperation|403|.*not authorized"),
+    ("taken", r"PreconditionFailed|412"),
     # A bucket that does not exist is a wrong name in the workload.
-    ("refused", r"NoSuchBucket", ""),
-    ("missing", r"ResourceNotFound|NoSuch|ParameterNotFound|404|NotFound", "does not exist"),
-    ("missing", r"$.", "not found"),
-    ("missing", r"$.", "could not find"),
+    ("refused", r"NoSuchBucket"),
+    ("missing", r"ResourceNotFound|NoSuch|ParameterNotFound|404|NotFound"),
+    ("missing", r".*(does not exist|not found|could not find)"),
 )
 _FIXES: Mapping[str, str] = {
     "stale": "log in again (aws configure, aws sso login), or run under a role; and check this "
     "machine's clock",
     "away": "try again in a minute; check the network (a proxy, a VPC's endpoints) and the region",
+    "NoSuchBucket": "check the bucket's name, or create it",
 }
 
 
-def error_kind(code: str, message: str, *, status: int = 0) -> ServiceErrorKind:
-    """Returns the kind of a refusal; `status` is HTTP's."""
-    # Without a final answer: a timeout, a proxy that wants a login, throttling.
-    if status >= 500 or status in (407, 408, 429):
-        return "away"
-    for kind, codes, words in _KINDS:
-        if re.match(codes, code) or (words and words in message.lower()):
-            return kind
-    return "refused"
-
-
-def refusal(
-    error: Mapping[str, object], action: str, where: str, *, status: int = 0
+def _refusal(
+    code: str, message: str, action: str, where: str, *, status: int = 0, is_answer: bool = True
 ) -> ServiceError:
-    """Returns the error for a refusal as botocore has parsed it; `status` is HTTP's."""
-    code = str(error.get("Code", ""))
-    message = str(error.get("Message", "")).strip()
-    kind = error_kind(code, message, status=status)
+    """Returns the error for a refusal as botocore has parsed it, or for no answer.
+
+    Args:
+        code: The service's, or the name of botocore's own error.
+        message: In the service's words.
+        action: The call in IAM's terms.
+        where: The object; empty: the action.
+        status: HTTP's.
+        is_answer: Whether the service has answered.
+    """
     what = f"{code}: {message}"
-    fix = _FIXES.get(kind, "")
+    matching = (kind for kind, form in _KINDS if re.match(form, what, re.IGNORECASE | re.DOTALL))
+    kind = next(matching, "refused" if is_answer else "away")
+    # Without a final answer: a timeout, a proxy that wants a login, throttling.
+    if status >= 500 or status in (407, 408, 429) or not (is_answer or kind == "stale"):
+        kind = "away"
+    fix = _FIXES.get(kind) or _FIXES.get(code, "")
     if kind == "denied":
         named = _ACTION.search(message)
-        right = named.group(1) if named else action
+        right = named[1] if named else action
         what = f"permission {right} is missing: {message}"
         fix = f"allow {right} as configs/sagemaker/stoker.yaml does"
     elif kind == "away":
         what = f"AWS did not answer {action} {MAX_ATTEMPTS} times: {what}"
-    elif code == "NoSuchBucket":
-        fix = "check the bucket's name, or create it"
     return ServiceError(what, where=where or action, fix=fix, code=code, action=action, kind=kind)
 
 
@@ -167,12 +164,22 @@ class Aws:
 
         Raises ServiceError if AWS refuses it or is away, UsageError for a wrong parameter.
         """
+        answer = _json(self._sent(service, operation, parameters))
+        return {key: value for key, value in answer.items() if key != "ResponseMetadata"}
+
+    def _sent(
+        self, service: str, operation: str, parameters: Mapping[str, object], *, where: str = ""
+    ) -> Mapping[str, object]:
         client = self.client(service)
         from botocore import xform_name
 
-        with explained(f"{service}:{operation}"):
-            answer = getattr(client, xform_name(operation))(**parameters)
-        return {key: _json(value) for key, value in answer.items() if key != "ResponseMetadata"}
+        with explained(f"{service}:{operation}", where=where):
+            answer: Mapping[str, object] = getattr(client, xform_name(operation))(**parameters)
+        return answer
+
+    def _s3(self, operation: str, uri: str, **parameters: object) -> Mapping[str, object]:
+        bucket, key = split_uri(uri)
+        return self._sent("s3", operation, {"Bucket": bucket, "Key": key, **parameters}, where=uri)
 
     def find(self, service: str, operation: str, **parameters: object) -> dict[str, Json] | None:
         """Calls an operation that describes something; returns None if that does not exist."""
@@ -190,7 +197,7 @@ class Aws:
         with explained(f"{service}:{operation}"):
             paginator = getattr(client, "get_paginator")(xform_name(operation))  # noqa: B009
             for page in paginator.paginate(**parameters):
-                yield from mappings({items: _json(page.get(items))}, items)
+                yield from mappings(_json(page), items)
 
     def read_object(self, uri: str) -> bytes:
         with self.open_object(uri) as content:
@@ -231,22 +238,11 @@ class Aws:
     def modified_at(self, uri: str) -> datetime | None:
         """Returns when an object was written; None if it is missing."""
         with Suppressed("missing"):
-            head = self._s3("GetObject", uri, method="head_object")
-            return cast(datetime, head["LastModified"])
+            # Under the right to read it; the content is not read.
+            answer = self._s3("GetObject", uri)
+            cast("IO[bytes]", answer["Body"]).close()
+            return cast(datetime, answer["LastModified"])
         return None
-
-    def _s3(
-        self, operation: str, uri: str, *, method: str = "", **parameters: object
-    ) -> Mapping[str, object]:
-        """Calls an operation on an object; `method` is another one than the right's name."""
-        bucket, key = split_uri(uri)
-        client = self.client("s3")
-        from botocore import xform_name
-
-        with explained(f"s3:{operation}", where=uri):
-            send = getattr(client, method or xform_name(operation))
-            answer: Mapping[str, object] = send(Bucket=bucket, Key=key, **parameters)
-        return answer
 
 
 @functools.cache
@@ -267,13 +263,6 @@ def is_training_type(name: str) -> bool:
     except MissingExtraError:
         return False
     return name in getattr(shape, "enum", ())
-
-
-def region_of(workload: Workload) -> str | None:
-    """Returns the region that a workload names."""
-    if workload.sagemaker:
-        return workload.sagemaker.region
-    return None
 
 
 def split_uri(uri: str) -> tuple[str, str]:
@@ -300,9 +289,10 @@ def explained(action: str, *, where: str = "") -> Iterator[None]:
     try:
         yield
     except ClientError as err:
+        error = err.response.get("Error", {})
+        code, message = str(error.get("Code", "")), str(error.get("Message", "")).strip()
         status = err.response.get("ResponseMetadata", {}).get("HTTPStatusCode") or 0
-        error = dict(err.response.get("Error", {}))
-        raise refusal(error, action, where, status=status) from err
+        raise _refusal(code, message, action, where, status=status) from err
     except ParamValidationError as err:
         raise UsageError(str(err).replace("\n", "; "), where=where or action) from err
     except NoRegionError as err:
@@ -310,12 +300,7 @@ def explained(action: str, *, where: str = "") -> Iterator[None]:
             "no AWS region is known", where=action, fix="set AWS_REGION, or sagemaker.region"
         ) from err
     except (BotoCoreError, ResponseParserError, HTTPError) as err:
-        code = type(err).__name__
-        kind: ServiceErrorKind = "stale" if error_kind(code, "") == "stale" else "away"
-        what = f"AWS did not answer: {err}"
-        raise ServiceError(
-            what, where=where or action, fix=_FIXES[kind], code=code, action=action, kind=kind
-        ) from err
+        raise _refusal(type(err).__name__, str(err), action, where, is_answer=False) from err
 
 
 def _new_client(service: str, region: str | None) -> object:
@@ -334,17 +319,14 @@ def _new_client(service: str, region: str | None) -> object:
     return client
 
 
-def _json(value: object) -> Json:
-    match value:
-        case None | bool() | int() | float() | str():
-            return value
-        case datetime():
-            # As in logs and records, so that they sort together.
-            text = value.astimezone(UTC).isoformat(timespec="milliseconds")
-            return text.replace("+00:00", "Z")
-        case Mapping():
-            return {str(key): _json(item) for key, item in value.items()}
-        case list() | tuple():
-            return [_json(item) for item in value]
-        case _:
-            return str(value)
+def _json(answer: Mapping[str, object]) -> dict[str, Json]:
+    document: dict[str, Json] = json.loads(json.dumps(answer, default=_text))
+    return document
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, datetime):
+        return str(value)
+    # As in logs and records, so that they sort together.
+    text = value.astimezone(UTC).isoformat(timespec="milliseconds")
+    return text.replace("+00:00", "Z")

@@ -30,14 +30,13 @@ _CODE = re.compile(r"s3://.*\.tar\.gz")
 
 def from_training_job(name: str, *, aws: Aws) -> tuple[str, str]:
     """Returns name and YAML text of a training job's workload, or raises UsageError."""
-    found = find_job(aws, name)
-    if found is None:
+    job = find_job(aws, name)
+    if job is None:
         raise ServiceError(
             f"training job {name} not found in {aws.region}",
             where="sagemaker:DescribeTrainingJob",
             fix="correct its name, or its region: AWS_REGION",
         )
-    job = found.described
     image = text(job, "AlgorithmSpecification", "TrainingImage")
     if not image:
         raise UsageError(

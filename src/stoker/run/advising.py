@@ -1,21 +1,23 @@
 """The profile of a run (given to it, kept, or measured now), and the decision that it leads to."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict
-from datetime import UTC, date, datetime
+from dataclasses import asdict, dataclass
+from datetime import UTC, date, datetime, timedelta
+from itertools import product
 from pathlib import Path
+from typing import cast
 
 from msgspec import structs
 
 from stoker.catalog import Catalog, catalog_of, load_catalog
 from stoker.decide import DecisionInputs, TakeAs, decide, explain, with_profiled
 from stoker.environment import pipeline_run
-from stoker.errors import UsageError
+from stoker.errors import PlatformError, UsageError
 from stoker.pipelines.profiles import given_profile, kept_profiles
 from stoker.platforms import platform_named
 from stoker.platforms.aws import Aws, is_training_type
-from stoker.platforms.sagemaker.load import observed_load
+from stoker.platforms.sagemaker.submit import find_job
 from stoker.profile import profile
 from stoker.profile.explain import SUSPECTS
 from stoker.records import (
@@ -29,14 +31,19 @@ from stoker.records import (
     Workload,
     read_json,
 )
+from stoker.records.base import mapping, text
 from stoker.records.workload import own_keys, refuse_foreign
 from stoker.run.cost import confirm, parse_groups
 from stoker.run.outputs import Outputs, deliver
 from stoker.run.progress import Follow
 from stoker.run.workloads import is_file_of_workload, read_with_params
 from stoker.terminal import print_result, relative, say
-from stoker.units import capital
+from stoker.units import capital, known_mean
 from stoker.workload_file import workload_from
+
+# CloudWatch keeps points of five minutes for 63 days.
+LOAD_PERIOD_SECONDS = 300
+LOAD_METRICS = ("CPUUtilization", "GPUUtilization", "MemoryUtilization")
 
 
 def measure(
@@ -135,17 +142,91 @@ def with_age(decision: Decision, profile: Profile, workload: Workload) -> Decisi
     return structs.replace(decision, measured="; ".join(age), warnings=warnings)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobLoad:
+    """Mean load of a job's hosts, as fractions of their vCPUs, GPUs and memory; None: unknown."""
+
+    instance_type: str
+    hosts: int
+    cpu: float | None
+    gpu: float | None
+    memory: float | None
+
+
+def observed_load(aws: Aws, name: str, *, sizes: Mapping[str, tuple[int, int]]) -> JobLoad:
+    """Returns the load of a SageMaker job of one group, by CloudWatch, whoever started it.
+
+    Args:
+        aws: The account.
+        name: Name of the job.
+        sizes: Instance type to vCPUs and GPUs.
+
+    Raises:
+        PlatformError: If there is no such job, it has not trained, it has several groups, or there
+            are no points.
+    """
+    job = find_job(aws, name)
+    hosts = mapping(job, "ResourceConfig")
+    begin = text(job, "TrainingStartTime")
+    refused = PlatformError(
+        f"{name} has not trained on one group of hosts, or CloudWatch has no points of it",
+        where=f"sagemaker:DescribeTrainingJob, region {aws.region}",
+        fix="name a job of one group that trained for some minutes, or: stoker profile",
+    )
+    if not begin or hosts.get("InstanceGroups"):
+        raise refused
+    count = int(text(hosts, "InstanceCount"))
+    queries = []
+    for number, metric in product(range(count), LOAD_METRICS):
+        dimension = {"Name": "Host", "Value": f"{name}/algo-{number + 1}"}
+        measured = {
+            "Metric": {
+                "Namespace": "/aws/sagemaker/TrainingJobs",
+                "MetricName": metric,
+                "Dimensions": [dimension],
+            },
+            "Period": LOAD_PERIOD_SECONDS,
+            "Stat": "Average",
+        }
+        query = {"Id": f"{metric.lower()}_{number}", "Label": metric, "MetricStat": measured}
+        queries.append(query)
+    end = datetime.fromisoformat(text(job, "TrainingEndTime") or datetime.now(UTC).isoformat())
+    points: dict[str, list[float]] = {metric: [] for metric in LOAD_METRICS}
+    for result in aws.pages(
+        "cloudwatch",
+        "GetMetricData",
+        items="MetricDataResults",
+        MetricDataQueries=queries,
+        StartTime=begin,
+        # A training run may be shorter than one point.
+        EndTime=end + timedelta(seconds=LOAD_PERIOD_SECONDS),
+    ):
+        points[text(result, "Label")] += cast(list[float], result["Values"])
+    kind = text(hosts, "InstanceType")
+    # CloudWatch gives percent of one vCPU, or of one GPU.
+    sums = (*sizes.get(kind, (0, 0)), 1)
+    means = []
+    for metric, most in zip(LOAD_METRICS, sums, strict=True):
+        mean = known_mean(points[metric])
+        # A sample may be a little above the maximum.
+        means.append(min(1.0, mean / 100 / most) if mean is not None and most else None)
+    cpu, gpu, memory = means
+    if cpu is None and gpu is None:
+        raise refused
+    return JobLoad(instance_type=kind, hosts=count, cpu=cpu, gpu=gpu, memory=memory)
+
+
 def observe(name: str, *, as_json: bool) -> None:
     """Prints the load of a training job's hosts, as CloudWatch has it; runs nothing."""
-    sizes = {
-        # CloudWatch gives percent of one vCPU, or of one GPU.
-        instance.type: (instance.vcpus, instance.accelerators)
-        for instance in load_catalog("sagemaker").instances
-    }
+    types = load_catalog("sagemaker").instances
+    sizes = {each.type: (each.vcpus, each.accelerators) for each in types}
     load = observed_load(Aws(), name, sizes=sizes)
     seen = Observed(cpu_utilization=load.cpu, gpu_utilization=load.gpu)
+    parts = [f"{load.hosts} x {load.instance_type} "]
+    for part, value in (("CPU", load.cpu), ("GPU", load.gpu), ("memory", load.memory)):
+        parts.append(f"{part} " + ("  n/a" if value is None else f"{value * 100:3.0f}%"))
     words = f"{capital(SUSPECTS[seen.suspect])}. What steps wait for: stoker profile."
-    print_result(asdict(load), f"{load}\n{words}", as_json=as_json)
+    print_result(asdict(load), f"{'   '.join(parts)}\n{words}", as_json=as_json)
 
 
 def typed_profile(workload: Workload | None, instance_type: str | None, step: StepTerms) -> Profile:

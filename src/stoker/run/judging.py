@@ -14,9 +14,8 @@ from stoker.evaluate import (
     model_quality,
 )
 from stoker.platforms import platform_named
-from stoker.platforms.aws import Aws, region_of
+from stoker.platforms.aws import Aws
 from stoker.platforms.base import tracking_of
-from stoker.platforms.sagemaker.registry import champion_quality
 from stoker.records import (
     Decision,
     Evaluation,
@@ -28,7 +27,7 @@ from stoker.records import (
     write_json,
     write_text,
 )
-from stoker.records.base import item_at, text
+from stoker.records.base import item_at, mapping, mappings, text
 from stoker.records.outcome import outcome_of, outcome_of_gates
 from stoker.run.folders import write_report_of
 from stoker.run.mlflow import log_run
@@ -159,7 +158,7 @@ def champion_metrics(named: str, *, workload: Workload) -> dict[str, float] | No
             "registry:GROUP; in a pipeline on Kubeflow the key kubernetes.champion",
         )
     if named.startswith(_REGISTRY):
-        aws = Aws(region=region_of(workload))
+        aws = Aws(region=workload.sagemaker_region)
         return champion_quality(aws, named.removeprefix(_REGISTRY))
     file = Path(named)
     if file.is_dir():
@@ -167,6 +166,36 @@ def champion_metrics(named: str, *, workload: Workload) -> dict[str, float] | No
         if not file.exists():
             return None
     return read_json(file, Evaluation).numbers
+
+
+def champion_quality(aws: Aws, group: str) -> dict[str, float] | None:
+    """Returns the metrics of a group's last approved model in SageMaker's registry; None: no model.
+
+    Raises:
+        PlatformError: If the model has no metrics.
+    """
+    named = {"ModelPackageGroupName": group, "ModelApprovalStatus": "Approved"}
+    order = {"SortBy": "CreationTime", "SortOrder": "Descending", "MaxResults": 1}
+    listed = aws.find("sagemaker", "ListModelPackages", **named, **order)
+    models = mappings(listed, "ModelPackageSummaryList")
+    if not models:
+        return None
+    name = text(models[0], "ModelPackageArn")
+    package = aws.call("sagemaker", "DescribeModelPackage", ModelPackageName=name)
+    uri = text(package, "ModelMetrics", "ModelQuality", "Statistics", "S3Uri")
+    if not uri:
+        raise PlatformError(
+            f"the approved model {name} has no metrics to compare with",
+            where=f"model package group {group}",
+            fix="approve a model that stoker's pipeline registered, or write numbers into the gate",
+        )
+    quality: dict[str, float] = {}
+    for kind, part in mapping(json.loads(aws.read_object(uri))).items():
+        for metric, document in mapping(part).items():
+            value = item_at(document, "value")
+            if kind.endswith("_metrics") and isinstance(value, int | float):
+                quality[metric] = float(value)
+    return quality
 
 
 def pass_gate(evaluation_file: Path, *, champions: str, as_json: bool) -> None:

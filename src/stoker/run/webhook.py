@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from stoker.environment import pipeline_run, webhook_url
 from stoker.errors import DeclinedError, StokerError, TerminatedError
 from stoker.logs import printable
-from stoker.platforms.aws import Aws, region_of
+from stoker.platforms.aws import Aws
 from stoker.records import NotifySettings, Workload
 from stoker.records.outcome import Outcome
 from stoker.terminal import say
@@ -96,7 +96,7 @@ def _post(notify: NotifySettings, workload: Workload, text: str) -> None:
         url = webhook_url(notify.variable, os.environ)
         trouble = "" if url else f"variable {notify.variable}, the webhook's address, is not set"
         if not url and notify.secret_arn and pipeline_run():
-            aws = Aws(region=region_of(workload))
+            aws = Aws(region=workload.sagemaker_region)
             answer = aws.call("secretsmanager", "GetSecretValue", SecretId=notify.secret_arn)
             url = str(answer.get("SecretString") or "").strip()
             trouble = ""

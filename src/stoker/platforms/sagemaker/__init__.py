@@ -4,7 +4,7 @@
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Self
 
 from stoker.errors import ServiceError
@@ -13,7 +13,7 @@ from stoker.platforms.aws import Aws
 from stoker.platforms.base import JobSpec, Platform
 from stoker.platforms.sagemaker.job import SageMakerRun
 from stoker.platforms.sagemaker.request import SageMakerRequest, plan_request
-from stoker.platforms.sagemaker.submit import find_job, find_own, start
+from stoker.platforms.sagemaker.submit import Rename, own_job, packed_code, sha256, start
 from stoker.records import Json, PlatformSettings
 
 __all__ = ["SageMakerPlatform", "SageMakerRequest"]
@@ -71,17 +71,16 @@ class SageMakerPlatform(Platform[SageMakerRequest]):
 
     def resumed(self, requests: Sequence[SageMakerRequest]) -> int:
         def find() -> int:
-            if find_job(self._aws, requests[0].job.name) is None:
-                return 0
+            code = sha256(packed_code(requests[0]))
             for index in range(len(requests) - 1, 0, -1):
                 request = requests[index]
-                if find_own(self._aws, request, rename=self._renamed(request)) is not None:
+                if own_job(self._aws, request, rename=self._renamed(request), code=code)[1]:
                     return index
             return 0
 
         return self._aws.repeated(find)
 
-    def _renamed(self, request: SageMakerRequest) -> Callable[[str], SageMakerRequest]:
+    def _renamed(self, request: SageMakerRequest) -> Rename:
         # A new plan, as the addresses of token, code and outputs contain the name.
         job = dataclasses.replace(request.job, run=request.job.run_name)
         return lambda name: self.plan(dataclasses.replace(job, name=name))

@@ -2,7 +2,7 @@
 
 import re
 import tarfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
 from stoker.environment import pipeline_execution, poll_seconds
@@ -13,19 +13,19 @@ from stoker.platforms.base import JobEnd, LogLine, leader_record
 from stoker.platforms.follow import FollowedRun
 from stoker.platforms.sagemaker.request import SageMakerRequest
 from stoker.platforms.sagemaker.submit import (
-    TrainingJob,
-    await_found,
+    FINAL,
     delete_token,
     is_cancelled,
     lineage_of,
     no_hosts,
+    page_of,
     stop_command,
     stop_job,
 )
 from stoker.records import Event
-from stoker.records.base import text
+from stoker.records.base import Document, mappings, text
 from stoker.records.training import EndState
-from stoker.repeat import ResultT, Suppressed
+from stoker.repeat import Suppressed
 
 # Of one file in the outputs; a timeline has a few MiB.
 _MAX_FILE_BYTES = 64 << 20
@@ -45,6 +45,8 @@ LOG_GROUP = "/aws/sagemaker/TrainingJobs"
 UNKNOWN = "unknown"
 # Hosts' clocks differ, and lines reach CloudWatch late: so much is read again.
 LATE_MILLIS = 60_000
+# For example: AlgorithmError: what the launcher wrote, exit code: 7
+_EXIT_CODE = re.compile(r"exit code:? (-?\d+)", re.IGNORECASE)
 
 
 def fetch_outputs(aws: Aws, uri: str, *, folder: Path) -> Path | None:
@@ -56,39 +58,45 @@ def fetch_outputs(aws: Aws, uri: str, *, folder: Path) -> Path | None:
         PlatformError: If the archive cannot be read (ServiceError), or is none.
     """
 
-    def read() -> None:
+    def read() -> Path:
         with aws.open_object(uri) as content, tarfile.open(fileobj=content, mode="r|*") as packed:
             for member in packed:
                 # What else is there is the user's.
                 is_ours = PurePosixPath(member.name).parts[:1] == ("stoker",) and member.isreg()
                 if is_ours and member.size <= _MAX_FILE_BYTES:
                     packed.extract(member, folder, filter="data")
+        return folder
 
     try:
         with Suppressed("missing"):
-            aws.repeated(read)
-            return folder
+            return aws.repeated(read)
     except tarfile.TarError as err:
         raise PlatformError(f"the job's outputs cannot be unpacked: {err}", where=uri) from err
     return None
 
 
-def _verdict(job: TrainingJob, *, has_checkpoints: bool) -> tuple[EndState, str | None]:
-    if job.status == "Completed":
-        return "succeeded", None
-    if job.status != "Stopped":
-        return "failed", job.reason or "the service gave no reason"
+def verdict_of(job: Document, *, has_checkpoints: bool) -> tuple[EndState, int | None, str | None]:
+    """Returns how a job ended, its command's exit code if it is known, and why it failed."""
+    status = text(job, "TrainingJobStatus")
+    if status == "Completed":
+        return "succeeded", 0, None
+    reason = text(job, "FailureReason")
+    match = _EXIT_CODE.search(reason)
+    code = int(match[1]) if match else None
+    if status != "Stopped":
+        return "failed", code, reason or "the service gave no reason"
     # MaxRuntimeExceeded, MaxWaitTimeExceeded.
-    secondary = text(job.described, "SecondaryStatus")
+    secondary = text(job, "SecondaryStatus")
     if not secondary.startswith("Max"):
-        return "stopped", None
+        return "stopped", code, None
     saved = "its progress is lost, as sagemaker.checkpoint_uri is not set"
     if has_checkpoints:
         saved = "the next attempt continues from the last checkpoint"
-    return "failed", (
+    why = (
         f"the service stopped the job: {secondary}; {saved}; raise "
         "sagemaker.max_run_seconds (with spot: MaxWaitTimeInSeconds in sagemaker.request)"
     )
+    return "failed", code, why
 
 
 class SageMakerRun(FollowedRun):
@@ -107,70 +115,64 @@ class SageMakerRun(FollowedRun):
             may_last_seconds=settings.may_last_seconds + MARGIN_SECONDS,
         )
         self._aws = aws
-        self._job = job
-        self._token_uri = request.token_uri
-        self._has_checkpoints = bool(request.body.get("CheckpointConfig"))
+        self._request = request
         self._hosts_log = JobLog(aws, job_name=job.name, groups=[g.name for g in job.groups])
-        self._state: TrainingJob | None = None
-        self._told: list[Event] = []
-        self._poll_seconds = poll_seconds(POLL_SECONDS)
-        self._has_looked = False
+        # As DescribeTrainingJob describes it; empty before the first look.
+        self._state: Document = {}
+        self._events: list[Event] = []
         self._reached_at = aws.clock()
-        # When the job's end was seen.
-        self._ended_at = 0.0
+        self._has_looked = False
         # Why `stop` could not end the job.
         self._remains = ""
 
     @property
     def _has_ended(self) -> bool:
-        return self._state is not None and self._state.is_final
+        return text(self._state, "TrainingJobStatus") in FINAL
 
     def _look(self) -> None:
-        """Waits, then polls the job's state and its new log lines."""
+        """Waits, except at first, and polls the job's state and its new log lines."""
         if self._has_looked:
-            self._aws.sleep(self._poll_seconds)
+            self._aws.sleep(poll_seconds(POLL_SECONDS))
         self._has_looked = True
-        had_ended = self._has_ended
-        if not had_ended:
-            self._look_at_state()
-        has_new_lines = self._look_at_log()
-        if not self._has_ended:
-            return
-        now = self._aws.clock()
-        if not had_ended:
-            self._ended_at = now
-        elif not has_new_lines or now >= self._ended_at + DRAIN_SECONDS:
-            self._is_drained = True
+        if self._has_ended:
+            # Its last lines are late.
+            self._is_drained = not self._look_at_log()
+            self._is_drained |= self._aws.clock() >= self._reached_at + DRAIN_SECONDS
+        else:
+            try:
+                self._observe()
+                self._reached_at = self._aws.clock()
+            except PlatformError as err:
+                self._endure(err, failing_seconds=self._aws.clock() - self._reached_at)
+                if isinstance(err, ServiceError) and err.kind == "stale":
+                    self._aws.renew_login()
+            self._look_at_log()
+        if self._is_drained:
             self._files.close()
-
-    def _look_at_state(self) -> None:
-        try:
-            self._observe()
-            self._reached_at = self._aws.clock()
-        except PlatformError as err:
-            self._endure(err, failing_seconds=self._aws.clock() - self._reached_at)
-            if isinstance(err, ServiceError) and err.kind == "stale":
-                self._aws.renew_login()
 
     def _observe(self) -> None:
         """Looks at the job once, and tells what is new."""
-        self._state = state = await_found(self._aws, self.name)
+        name = self.name
+        self._state = self._aws.call("sagemaker", "DescribeTrainingJob", TrainingJobName=name)
         # A step's message may change: then it is told again.
-        for event in state.events:
-            if event not in self._told:
-                self._told.append(event)
-                self._say(event.what)
-        if state.is_final and state.reason:
-            self._say(f"{state.status}: {state.reason}")
+        for step in mappings(self._state, "SecondaryStatusTransitions"):
+            what = f"{text(step, 'Status')}: {text(step, 'StatusMessage')}".removesuffix(": ")
+            event = Event(when=text(step, "StartTime"), what=what)
+            if event not in self._events:
+                self._events.append(event)
+                self._say(what)
+        reason = text(self._state, "FailureReason")
+        if self._has_ended and reason:
+            self._say(f"{text(self._state, 'TrainingJobStatus')}: {reason}")
 
     def _look_at_log(self) -> bool:
         """Emits the new lines; returns whether there were any."""
+        lines: list[LogLine] = []
         try:
             lines = self._hosts_log.read()
         except ServiceError as err:
             # The training continues without its log.
             self._tell_failure(err)
-            return False
         self._emit(*lines)
         return bool(lines)
 
@@ -189,39 +191,37 @@ class SageMakerRun(FollowedRun):
         What keeps it from ending is in `remaining`; such a job keeps its token.
         """
         if not (self._is_left or self._has_ended or self._remains):
-            self._stop(deadline=self._aws.clock() + STOP_SECONDS)
+            try:
+                self._stop(deadline=self._aws.clock() + STOP_SECONDS)
+            except StokerError as err:
+                self._remains = err.what
+                self._log.event(EventName.JOB_STOP_FAILED, job=self.name, why=err.what)
         if not self._is_left and not self._remains:
-            delete_token(self._aws, self._token_uri)
+            delete_token(self._aws, self._request.token_uri)
         self._files.close()
 
     def _stop(self, *, deadline: float) -> None:
-        def until_deadline(call: Callable[[], ResultT]) -> ResultT:
-            return self._aws.repeated(call, seconds=max(0.0, deadline - self._aws.clock()))
-
-        try:
-            until_deadline(lambda: stop_job(self._aws, self.name))
-            self._log.event(EventName.JOB_STOPPING, job=self.name, at_most_seconds=STOP_SECONDS)
-            while not self._has_ended:
-                if self._aws.clock() >= deadline:
-                    raise PlatformError(f"it has not ended after {STOP_SECONDS:g} s")
-                self._aws.sleep(self._poll_seconds)
-                until_deadline(self._observe)
-        except StokerError as err:
-            self._remains = err.what
-            self._log.event(EventName.JOB_STOP_FAILED, job=self.name, why=err.what)
+        self._aws.repeated(lambda: stop_job(self._aws, self.name), seconds=STOP_SECONDS)
+        self._log.event(EventName.JOB_STOPPING, job=self.name, at_most_seconds=STOP_SECONDS)
+        while not self._has_ended:
+            left = deadline - self._aws.clock()
+            if left <= 0:
+                raise PlatformError(f"it has not ended after {STOP_SECONDS:g} s")
+            self._aws.sleep(poll_seconds(POLL_SECONDS))
+            self._aws.repeated(self._observe, seconds=left)
 
     def _conclude(self) -> JobEnd:
-        assert self._state is not None
-        delete_token(self._aws, self._token_uri)
+        delete_token(self._aws, self._request.token_uri)
         state = self._state
-        job = self._job
+        job = self._request.job
+        has_checkpoints = "CheckpointConfig" in self._request.body
+        status, exit_code, failure = verdict_of(state, has_checkpoints=has_checkpoints)
         # The service looks for hosts after it has created the job.
-        if state.status == "Failed" and (
-            error := no_hosts(state.reason, job, where=f"job {state.name}")
-        ):
-            raise error
-        prefix = text(state.described, "OutputDataConfig", "S3OutputPath").rstrip("/")
-        outputs = f"{prefix}/{state.name}/output/output.tar.gz"
+        refusal = no_hosts(failure or "", job, where=f"job {self.name}")
+        if status == "failed" and refusal:
+            raise refusal
+        prefix = text(state, "OutputDataConfig", "S3OutputPath").rstrip("/")
+        outputs = f"{prefix}/{self.name}/output/output.tar.gz"
         output_dir = None
         unfetched = None
         try:
@@ -230,25 +230,24 @@ class SageMakerRun(FollowedRun):
             self._log.event(EventName.OUTPUT_FAILED, object=outputs, why=err.what)
             # An archive that is broken stays so.
             unfetched = outputs if isinstance(err, ServiceError) else None
-        status, failure = _verdict(state, has_checkpoints=self._has_checkpoints)
         training = leader_record(output_dir)
-        exit_code = state.exit_code
         # The service has the launcher's code, which is 0 for a run that a rule ended.
         if training and training.exit_code is not None:
             exit_code = training.exit_code
-        model = text(state.described, "ModelArtifacts", "S3ModelArtifacts")
-        billed = int(str(state.described.get("BillableTimeInSeconds") or 0))
+        model = text(state, "ModelArtifacts", "S3ModelArtifacts")
+        billed = int(text(state, "BillableTimeInSeconds") or 0)
+        arn = text(state, "TrainingJobArn")
         return JobEnd(
             status=status,
             exit_code=exit_code,
             failure=failure,
             output_dir=output_dir,
             model_uri=model if model and status == "succeeded" else None,
-            job_url=state.url,
-            events=state.events,
-            mlflow_run_id=text(state.described, "MlflowDetails", "MlflowRunId") or None,
+            job_url=page_of(arn),
+            events=tuple(self._events),
+            mlflow_run_id=text(state, "MlflowDetails", "MlflowRunId") or None,
             host_seconds={g.name: g.count * billed for g in job.groups} if billed else {},
-            lineage=lineage_of(self._aws, job, state.arn),
+            lineage=lineage_of(self._aws, job, arn),
             unfetched=unfetched,
         )
 
@@ -271,38 +270,32 @@ class JobLog:
     def read(self) -> list[LogLine]:
         """Returns the new lines of all hosts, the earliest first; none while there is no log."""
         begin = max(self._shown.values(), default=0) - LATE_MILLIS
-        entries: list[tuple[int, str, str]] = []
-        events: dict[str, int] = {}
+        asked = {"logStreamNamePrefix": self._prefix, "startTime": max(0, begin)}
+        listed: list[Document] = []
         # An account's first job creates the log group.
         with Suppressed("missing"):
-            for event in self._aws.pages(
-                "logs",
-                "FilterLogEvents",
-                items="events",
-                logGroupName=LOG_GROUP,
-                logStreamNamePrefix=self._prefix,
-                startTime=max(0, begin),
-            ):
-                millis = int(str(event.get("timestamp")))
-                id = text(event, "eventId")
-                events[id] = millis
-                if id not in self._shown:
-                    stream = text(event, "logStreamName").removeprefix(self._prefix)
-                    host = re.sub(r"(algo-\d+)-\d+", r"\1", stream)
-                    entries.append((millis, host, text(event, "message")))
-        self._shown = events or self._shown
-        entries.sort(key=lambda entry: entry[0])
-        for _, host, message in entries:
-            self._take_role(host, message)
-        return [
-            LogLine(group=self.roster[host], host=host, text=line.rstrip("\r"))
-            for _, host, message in entries
-            for line in message.rstrip("\r\n").split("\n")
-        ]
+            pages = self._aws.pages(
+                "logs", "FilterLogEvents", items="events", logGroupName=LOG_GROUP, **asked
+            )
+            listed = sorted(pages, key=_millis)
+        lines = []
+        for event in listed:
+            if text(event, "eventId") not in self._shown:
+                stream = text(event, "logStreamName").removeprefix(self._prefix)
+                host = re.sub(r"(algo-\d+)-\d+", r"\1", stream)
+                message = text(event, "message").rstrip("\r\n")
+                self._take_role(host, message)
+                lines += [(host, line.rstrip("\r")) for line in message.split("\n")]
+        self._shown = {text(event, "eventId"): _millis(event) for event in listed} or self._shown
+        return [LogLine(group=self.roster[host], host=host, text=line) for host, line in lines]
 
     def _take_role(self, host: str, message: str) -> None:
         self.roster.setdefault(host, self._group)
-        event = parse_line(message.rstrip()) if message.startswith("stoker ") else None
+        event = parse_line(message) if message.startswith("stoker ") else None
         # A script may print another host's line.
         if event and event.event == EventName.HOST_ROLE and event.host == host:
             self.roster[host] = event.values.get("group") or self._group
+
+
+def _millis(event: Document) -> int:
+    return int(text(event, "timestamp") or 0)

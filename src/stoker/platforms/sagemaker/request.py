@@ -61,12 +61,9 @@ RESERVED = {
     "RoleArn": "use sagemaker.role",
     "AlgorithmSpecification TrainingImage": "use the workload's key image",
     "AlgorithmSpecification AlgorithmName": "use the workload's key image",
-    "AlgorithmSpecification ContainerEntrypoint": "use the workload's key command",
-    "AlgorithmSpecification ContainerArguments": "use the workload's key command",
+    "AlgorithmSpecification Container*": "use the workload's key command",
     "AlgorithmSpecification TrainingInputMode": "use mode of the workload's key channels",
-    "ResourceConfig InstanceGroups": "the plan decides on the hosts",
-    "ResourceConfig InstanceType": "the plan decides on the hosts",
-    "ResourceConfig InstanceCount": "the plan decides on the hosts",
+    "ResourceConfig Instance[GTC]*": "the plan decides on the hosts",
     f"InputDataConfig {TOKEN_CHANNEL}": "",
     f"InputDataConfig {CODE_CHANNEL}": "use sagemaker.source",
     "InputDataConfig * DataSource": "use the workload's key channels",
@@ -105,21 +102,20 @@ def plan_request(job: JobSpec) -> SageMakerRequest:
     """Returns the request for `job`, without a call; raises UsageError for one to be refused."""
     settings = _settings_of(job)
     folder = f"{settings.output_uri.rstrip('/')}/{job.name}"
-    code_uri = code = settings.source
-    code_folder = None
-    if code_uri is not None and not code_uri.startswith("s3://"):
-        code_folder = Path(code_uri)
+    # A folder of a project is packed and uploaded; the channel is the whole folder: as a prefix,
+    # an object's name could match other objects, too.
+    is_local = bool(settings.source) and "://" not in str(settings.source)
+    own = {TOKEN_CHANNEL: Channel(uri=f"{folder}/{TOKEN_CHANNEL}/")}
+    code_uri = settings.source
+    if is_local:
         code_uri = f"{folder}/{CODE_CHANNEL}/code.tar.gz"
-        # The whole folder: as a prefix, an object's name could match other objects, too.
-        code = f"{folder}/{CODE_CHANNEL}/"
-    planned = _training_job(job, settings, folder=folder, code=code)
+        own[CODE_CHANNEL] = Channel(uri=f"{folder}/{CODE_CHANNEL}/")
+    elif code_uri:
+        own[CODE_CHANNEL] = Channel(uri=code_uri)
+    planned = _training_job(job, settings, folder=folder, own=own)
     patch = patch_document(settings.request)
     check_patch(patch, key="sagemaker.request", reserved=RESERVED)
     body = mapping_of(planned, patch)
-    resources = mapping(body, "ResourceConfig")
-    if "InstancePreferences" in resources:
-        # The service takes the first of these types that has hosts, and no other one.
-        body["ResourceConfig"] = {k: v for k, v in resources.items() if k != "InstanceType"}
     run = _settings_of_run(job, settings, code_uri=code_uri)
     body["Tags"] = [*mappings(body, "Tags"), {"Key": REQUEST_TAG, "Value": _digest(body, run)}]
     _check_secrets(job, mapping(body, "Environment"))
@@ -129,8 +125,8 @@ def plan_request(job: JobSpec) -> SageMakerRequest:
         body=body,
         token_uri=f"{folder}/{TOKEN_CHANNEL}/{TOKEN_FILE}",
         settings=run,
-        code_uri=code_uri if code_folder else None,
-        code_folder=code_folder,
+        code_uri=code_uri if is_local else None,
+        code_folder=Path(str(settings.source)) if is_local else None,
     )
 
 
@@ -164,7 +160,7 @@ def _settings_of(job: JobSpec) -> SageMakerSettings:
 
 
 def _training_job(
-    job: JobSpec, settings: SageMakerSettings, *, folder: str, code: str | None
+    job: JobSpec, settings: SageMakerSettings, *, folder: str, own: Mapping[str, Channel]
 ) -> dict[str, Json]:
     """Returns the body of CreateTrainingJob, before the user's patch.
 
@@ -172,62 +168,63 @@ def _training_job(
         job: The job.
         settings: Its settings for SageMaker.
         folder: Address of the job's folder for outputs.
-        code: Address of the channel that brings the code; None: it is in the image.
+        own: stoker's own channels.
     """
-    max_run_seconds = settings.max_run_seconds
-    if job.settings.profile:
-        allowed = int(job.settings.profile.budget_seconds) + _PROFILE_ALLOWANCE_SECONDS
-        max_run_seconds = min(max_run_seconds, allowed)
-    own = {TOKEN_CHANNEL: Channel(uri=f"{folder}/{TOKEN_CHANNEL}/")}
-    if code:
-        own[CODE_CHANNEL] = Channel(uri=code)
-    body: dict[str, Json] = {
-        "TrainingJobName": job.name,
-        "RoleArn": settings.role,
-        "AlgorithmSpecification": {
-            "TrainingImage": job.image,
-            # Required by the API; each channel has its own.
-            "TrainingInputMode": "File",
-            # In place of the image's ENTRYPOINT: the launcher has to come first.
-            "ContainerEntrypoint": ["stoker", "launch", "--"],
-            "ContainerArguments": list(job.command),
-            "MetricDefinitions": list(PROGRESS_METRICS),
-        },
-        "ResourceConfig": {**_hosts(job), "VolumeSizeInGB": _DISK_GB},
-        "InputDataConfig": _channels(job, {**dict(sorted(job.channels.items())), **own}),
-        "OutputDataConfig": {"S3OutputPath": settings.output_uri.rstrip("/")},
-        "StoppingCondition": {"MaxRuntimeInSeconds": max_run_seconds},
-        "Environment": _environment(job),
-        "EnableNetworkIsolation": False,
-        "EnableInterContainerTrafficEncryption": False,
-        "Tags": [],
-        "RetryStrategy": {"MaximumRetryAttempts": _MAX_RETRIES},
-    }
-    if hyperparameters := encoded(job.hyperparameters):
-        body["HyperParameters"] = hyperparameters
-    if job.settings.profile:
-        # Not the training's checkpoints, which a profile must not touch, nor its figures.
-        body["CheckpointConfig"] = {"S3Uri": f"{folder}/profile", "LocalPath": _PROFILE_FOLDER}
-        return body
-    if settings.checkpoint_uri:
-        # A folder for each run: in another run's it would continue a training that has ended.
-        kept = f"{settings.checkpoint_uri.rstrip('/')}/{job.run_name}"
-        body["CheckpointConfig"] = {"S3Uri": kept, "LocalPath": _CHECKPOINTS}
+    profile = job.settings.profile
     tracking = job.tracking
-    if tracking.is_managed:
-        mlflow: dict[str, Json] = {
-            "MlflowResourceArn": tracking.mlflow,
-            "MlflowExperimentName": tracking.experiment,
-            # Shared by all attempts of the run.
-            "MlflowRunName": job.run_name,
+    max_run_seconds = settings.max_run_seconds
+    # A folder for each run: in another run's it would continue a training that has ended.
+    checkpoints: Json = None
+    if profile:
+        allowed = int(profile.budget_seconds) + _PROFILE_ALLOWANCE_SECONDS
+        max_run_seconds = min(max_run_seconds, allowed)
+        # Not the training's checkpoints, which a profile must not touch, nor its figures.
+        checkpoints = {"S3Uri": f"{folder}/profile", "LocalPath": _PROFILE_FOLDER}
+    elif settings.checkpoint_uri:
+        kept = f"{settings.checkpoint_uri.rstrip('/')}/{job.run_name}"
+        checkpoints = {"S3Uri": kept, "LocalPath": _CHECKPOINTS}
+    mlflow = {
+        "MlflowResourceArn": tracking.mlflow,
+        "MlflowExperimentName": tracking.experiment,
+        # Shared by all attempts of the run.
+        "MlflowRunName": job.run_name,
+    }
+    return _without_none(
+        {
+            "TrainingJobName": job.name,
+            "RoleArn": settings.role,
+            "AlgorithmSpecification": {
+                "TrainingImage": job.image,
+                # Required by the API; each channel has its own.
+                "TrainingInputMode": "File",
+                # In place of the image's ENTRYPOINT: the launcher has to come first.
+                "ContainerEntrypoint": ["stoker", "launch", "--"],
+                "ContainerArguments": list(job.command),
+                "MetricDefinitions": list(PROGRESS_METRICS),
+            },
+            "ResourceConfig": {**_hosts(job), "VolumeSizeInGB": _DISK_GB},
+            "InputDataConfig": _channels(job, {**dict(sorted(job.channels.items())), **own}),
+            "OutputDataConfig": {"S3OutputPath": settings.output_uri.rstrip("/")},
+            "CheckpointConfig": checkpoints,
+            "StoppingCondition": {"MaxRuntimeInSeconds": max_run_seconds},
+            "HyperParameters": encoded(job.hyperparameters) or None,
+            "Environment": _environment(job),
+            "MlflowConfig": _without_none(mlflow) if _logs_to_managed_mlflow(job) else None,
+            "EnableNetworkIsolation": False,
+            "EnableInterContainerTrafficEncryption": False,
+            "Tags": [],
+            "RetryStrategy": {"MaximumRetryAttempts": _MAX_RETRIES},
         }
-        body["MlflowConfig"] = _without_none(mlflow)
-    return body
+    )
+
+
+def _logs_to_managed_mlflow(job: JobSpec) -> bool:
+    return job.tracking.is_managed and not job.settings.profile
 
 
 def _hosts(job: JobSpec) -> dict[str, Json]:
     """Returns the hosts of a job as the request's ResourceConfig names them."""
-    groups: list[Json] = [
+    groups: list[dict[str, Json]] = [
         {
             "InstanceGroupName": group.name,
             "InstanceType": f"ml.{group.instance_type.removeprefix('ml.')}",
@@ -237,7 +234,8 @@ def _hosts(job: JobSpec) -> dict[str, Json]:
     ]
     if len(groups) > 1:
         return {"InstanceGroups": groups}
-    return {k: v for k, v in mapping(groups[0]).items() if k != "InstanceGroupName"}
+    del groups[0]["InstanceGroupName"]
+    return groups[0]
 
 
 def _channels(job: JobSpec, channels: Mapping[str, Channel]) -> list[Json]:
@@ -246,17 +244,17 @@ def _channels(job: JobSpec, channels: Mapping[str, Channel]) -> list[Json]:
         name: groups_of_channel(name, channel, job.groups) for name, channel in channels.items()
     }
     everyone: tuple[str, ...] = ()
-    if named := next((name for name, chosen in groups.items() if chosen), None):
+    if any(groups.values()):
         # If one channel names groups, all have to.
         everyone = tuple(group.name for group in job.groups)
-        mounted = next((n for n, channel in channels.items() if file_system(channel.uri)), None)
-        if mounted:
-            raise UsageError(
-                f"channel {mounted} is a file system, which all groups mount, but {named} names "
-                "groups: on SageMaker, all channels name groups or none does",
-                where=f"key channels.{named}.groups",
-                fix="leave the groups out",
-            )
+        for name, channel in channels.items():
+            if file_system(channel.uri):
+                raise UsageError(
+                    f"all groups mount {name}, a file system: on SageMaker, all channels name "
+                    "groups or none does",
+                    where="key channels",
+                    fix="leave the groups out",
+                )
     return [_channel(name, channel, groups[name] or everyone) for name, channel in channels.items()]
 
 
@@ -300,7 +298,7 @@ def _without_none(values: Document) -> dict[str, Json]:
 def _environment(job: JobSpec) -> dict[str, Json]:
     """Returns the Environment of `job`: the user's variables, stoker's, and secrets' addresses."""
     variables: dict[str, Json] = {}
-    if job.tracking.is_managed and not job.settings.profile:
+    if _logs_to_managed_mlflow(job):
         # With these `mlflow.log_metric` finds the managed MLflow.
         named = {MLFLOW_URI: job.tracking.mlflow, MLFLOW_EXPERIMENT: job.tracking.experiment}
         variables = {name: value for name, value in named.items() if value}
