@@ -208,7 +208,8 @@ def _with_states(*states, found=None, fixes=()):
 
 @pytest.mark.parametrize("name", ["throttled", "straggler", "storage"])
 def test_what_no_host_changes_is_to_be_fixed_before_money_is_spent(name):
-    decision = _with_states((name, 0.5))
+    fix = Fix(id=name, text="change it", cost="small")
+    decision = _with_states((name, 0.5), fixes=() if name == "storage" else (fix,))
     assert decision.action == "keep"
     assert "fix that before money is spent" in decision.plan.reason
     (advice,) = [own for own in decision.advice if own.id == name]

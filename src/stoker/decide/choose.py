@@ -11,16 +11,14 @@ from stoker.decide.price import (
     ASKED_FOR,
     SAME,
     WORTH_A_TRY,
-    Ranking,
     Space,
     combined_band,
     cores,
     error_band,
-    misses_deadline,
 )
 from stoker.decide.work import AGAIN
-from stoker.records import Action, Answer, Bottleneck, Plan, Predicted, Profile
-from stoker.records.decision import NOMINAL, VerdictKind
+from stoker.records import Action, Answer, Decision, Plan, Predicted
+from stoker.records.decision import VerdictKind
 from stoker.units import as_fast, cost_change_words, is_whole_longer, ms, percentage, vcpus_words
 
 
@@ -37,15 +35,8 @@ class Choice:
     verdict: VerdictKind
     probable: Plan | None = None
 
-    def followed(self, space: Space) -> Plan:
-        """Returns the plan to train on: a probable one where a try is free."""
-        is_free = space.catalog.info.is_this_machine and space.purchase == NOMINAL
-        if is_free and self.verdict == "probable" and self.probable:
-            return self.probable
-        return self.plan
 
-
-def choose(space: Space, keep: Plan, others: Sequence[Plan], *, fix_first: str = "") -> Choice:
+def choose(space: Space, keep: Plan, others: Sequence[Plan]) -> Choice:
     """Returns the plan to run, with the reason, and the one that is worth a measurement.
 
     A change is sure only if it saves more than its own error band, or if it makes the deadline and
@@ -55,39 +46,66 @@ def choose(space: Space, keep: Plan, others: Sequence[Plan], *, fix_first: str =
         space: The work, and the rules.
         keep: Today's cluster.
         others: All other plans.
-        fix_first: What to fix before anything that costs; empty: nothing.
     """
-    ranking = space.ranking
     today = keep.predicted
+    constraints = space.constraints
     unexplained = space.work.unexplained
     # First what forbids any change, then what is sure, then what is worth a measurement.
     if today is None:
         return _kept(keep, "today's price is not known: nothing can be compared with it", "unknown")
-    budget = space.constraints.max_usd_per_hour
-    if ranking.is_billed and budget and (today.usd_per_hour or 0.0) > budget * SAME:
+    budget = constraints.max_usd_per_hour
+    if space.is_billed and budget and (today.usd_per_hour or 0.0) > budget * SAME:
         words = f"today's cluster costs more per hour than max_usd_per_hour, {budget:g}"
         return _kept(keep, f"{words}: no plan can keep it", "none")
     if unexplained:
-        then = f"; {AGAIN}"
+        then = AGAIN
         if unexplained.kind != "other_programs":
-            what = "paid hosts" if ranking.is_billed else "change"
-            then = f", so stoker recommends no {what}"
-        return _kept(keep, f"{unexplained.text}{then}", "unknown")
-    able = _able_plans(space, keep, others)
-    # Until something else is fixed, only plans that cost no more are left.
-    left = [plan for plan in able if not fix_first or ranking.is_free(plan, keep)]
-    worth = _worth_running(space, keep, left)
+            then = f"so stoker recommends no {'paid hosts' if space.is_billed else 'change'}"
+        return _kept(keep, f"{unexplained.text}; {then}", "unknown")
+    # More accelerators change the global batch, thus the training: they are chosen for time or a
+    # deadline, never to save money.
+    is_late = space.misses_deadline(today)
+    may_scale = is_late or constraints.objective == "time"
+    barred = ("keep",) if may_scale else ("keep", "scale_out")
+    able = [p for p in others if p.action not in barred and p.feasible and p.predicted]
+    # Until something else is fixed, only plans that cost no more are left. If today's cluster is
+    # late, every feasible plan, which makes the deadline, is worth it.
+    worth = [
+        plan
+        for plan in able
+        if (is_late or space.gain(plan, keep) > _band(plan))
+        and (not space.fix_first or space.is_free(plan, keep))
+    ]
+    # What costs more per hour than today has to beat the best free plan; among these the fastest
+    # counts, also where the objective is money.
+    at_no_cost = [plan for plan in worth if space.is_free(plan, keep)]
+    if at_no_cost:
+        free = min(at_no_cost, key=lambda plan: (_step_of(plan), space.rank(plan)))
+        worth = [plan for plan in worth if plan in at_no_cost or space.beats(plan, free)]
     if worth:
-        best = _best_as_is(worth, ranking)
-        return Choice(plan=_because(best, _gain_and_limits(best, today, ranking)), verdict="sure")
-    probable = _probable(able, today, ranking)
-    if fix_first:
-        when = "before money is spent" if ranking.is_billed else "first"
-        return _kept(keep, f"{fix_first}: fix that {when}", "unknown" if probable else "none")
-    reason = _why_keep(able, today, ranking)
-    if misses_deadline(today, space.constraints):
-        deadline = space.constraints.deadline_hours
-        reason += f"; it misses the deadline of {deadline:g} h, as all plans that may be used do"
+        best = _best(space, worth)
+        return Choice(plan=_because(best, _gain_and_limits(space, best)), verdict="sure")
+    better = [plan for plan in able if space.gain(plan, keep) > WORTH_A_TRY]
+    probable = None
+    if better:
+        best = _best(space, better)
+        gain = f"{percentage(space.gain(best, keep))} of the {space.saved}"
+        within = f"it saves {gain}, within the error band of {percentage(_band(best))}"
+        probable = _because(best, f"{_gain_and_limits(space, best)}; {within}")
+    if space.fix_first:
+        when = "before money is spent" if space.is_billed else "first"
+        reason = f"{space.fix_first}: fix that {when}"
+        return _kept(keep, reason, "unknown" if probable else "none")
+    word = "costs less" if space.saved == "money" else "is faster"
+    reason = f"no feasible plan {word} than today's cluster"
+    best = min(able, key=space.rank, default=keep)
+    # None is better, or one is, within its band: the reader is told which of the two.
+    if (gained := space.gain(best, keep)) > 0:
+        reason = f"no plan {word} by more than its own error band: the best gains "
+        reason += f"{percentage(gained)}, its band is {percentage(_band(best))}"
+    if is_late:
+        late = f"misses the deadline of {constraints.deadline_hours:g} h"
+        reason += f"; it {late}, as all plans that may be used do"
     verdict: VerdictKind = "probable" if probable else "none"
     return Choice(plan=_because(keep, reason), verdict=verdict, probable=probable)
 
@@ -100,91 +118,26 @@ def _kept(keep: Plan, reason: str, verdict: VerdictKind) -> Choice:
     return Choice(plan=_because(keep, reason), verdict=verdict)
 
 
-def _able_plans(space: Space, keep: Plan, plans: Sequence[Plan]) -> list[Plan]:
-    """Returns the feasible, predicted plans that may be chosen in place of today's cluster."""
-    today = keep.predicted
-    # More accelerators change the global batch, thus the training: they are chosen for time or a
-    # deadline, never to save money.
-    is_late = today is not None and misses_deadline(today, space.constraints)
-    may_scale = is_late or space.constraints.objective == "time"
-    barred = ("keep",) if may_scale else ("keep", "scale_out")
-    return [p for p in plans if p.action not in barred and p.feasible and p.predicted]
+def _band(plan: Plan) -> float:
+    return error_band(plan.predicted) if plan.predicted else 0.0
 
 
-def _worth_running(space: Space, keep: Plan, able: Sequence[Plan]) -> list[Plan]:
-    """Returns the plans that are worth the change.
-
-    A plan that costs more per hour than today must beat the free one by more than both bands.
-    """
-    ranking = space.ranking
-    today = keep.predicted
-    assert today is not None
-    # If today's cluster is late, every feasible plan, which makes the deadline, is worth it.
-    is_late = misses_deadline(today, space.constraints)
-    worth = [
-        plan
-        for plan in able
-        if plan.predicted
-        and (is_late or ranking.gain(plan.predicted, today) > error_band(plan.predicted))
-    ]
-    # Among plans at no cost the fastest counts, also where the objective is money.
-    by_time = Ranking(objective="time", is_billed=ranking.is_billed)
-    at_no_cost = [plan for plan in worth if ranking.is_free(plan, keep)]
-    free = min(at_no_cost, key=by_time.rank, default=None)
-    if free is None:
-        return worth
-    return [p for p in worth if ranking.is_free(p, keep) or _beats(p, free, ranking)]
+def _step_of(plan: Plan) -> float:
+    return plan.predicted.counted_seconds if plan.predicted else 0.0
 
 
-def _beats(plan: Plan, rival: Plan, ranking: Ranking) -> bool:
-    """Whether a plan gains more over another one than the bands of both."""
-    one = plan.predicted
-    other = rival.predicted
-    assert one is not None
-    assert other is not None
-    return ranking.gain(one, other) > combined_band(one, other)
-
-
-def _best_as_is(worth: Sequence[Plan], ranking: Ranking) -> Plan:
+def _best(space: Space, plans: Sequence[Plan]) -> Plan:
     """Returns the best plan; without prices, one for the unchanged script if it is about as good.
 
     A larger host helps only a script that asks for more loader workers; data hosts help it as it
     is.
     """
-    best = ranking.best(worth)
-    groups = [plan for plan in worth if plan.action == "heterogeneous"]
-    if ranking.is_billed or best.action != "scale_up" or not groups:
+    best = space.best(plans)
+    groups = [plan for plan in plans if plan.action == "heterogeneous"]
+    if space.is_billed or best.action != "scale_up" or not groups:
         return best
-    rival = ranking.best(groups)
-    return best if _beats(best, rival, ranking) else rival
-
-
-def _probable(able: Sequence[Plan], today: Predicted, ranking: Ranking) -> Plan | None:
-    """Returns the best plan that is worth a try, with the reason."""
-    better = [p for p in able if p.predicted and ranking.gain(p.predicted, today) > WORTH_A_TRY]
-    if not better:
-        return None
-    best = _best_as_is(better, ranking)
-    assert best.predicted is not None
-    saved = percentage(ranking.gain(best.predicted, today))
-    band = percentage(error_band(best.predicted))
-    reason = _gain_and_limits(best, today, ranking)
-    return _because(
-        best, f"{reason}; {ranking.saved} saved: {saved}, within the error band of {band}"
-    )
-
-
-def _why_keep(able: Sequence[Plan], today: Predicted, ranking: Ranking) -> str:
-    word = "costs less" if ranking.saves_money else "is faster"
-    best = min(able, key=ranking.rank).predicted if able else None
-    gain = ranking.gain(best, today) if best else 0.0
-    # None is better, or one is, within its band: the reader is told which of the two.
-    if best is None or gain <= 0:
-        return f"no feasible plan {word} than today's cluster"
-    return (
-        f"no plan {word} by more than its own error band: the best gains {percentage(gain)}, "
-        f"its band is {percentage(error_band(best))}"
-    )
+    rival = space.best(groups)
+    return best if space.beats(best, rival) else rival
 
 
 # A plan's figures in words.
@@ -192,30 +145,6 @@ def _why_keep(able: Sequence[Plan], today: Predicted, ranking: Ranking) -> str:
 
 def cluster_words(plan: Plan) -> str:
     return " + ".join(f"{group.count} {group.instance_type}" for group in plan.groups)
-
-
-def limits(outcome: Predicted) -> str:
-    """Returns the bottleneck and the next one: `the limit is the CPU, then ... (64 ms)`."""
-    words = f"the limit is {limit_words(outcome.limit)}"
-    # A second limit of microseconds is not worth a word.
-    if outcome.second_limit_seconds < 1e-3 * outcome.step_seconds:
-        return words
-    return f"{words}, then {limit_words(outcome.second_limit)} ({ms(outcome.second_limit_seconds)})"
-
-
-def gain_words(plan: Plan, today: Predicted, ranking: Ranking) -> str:
-    """Returns what a plan gives over today: its speed with its cost, or with what it occupies."""
-    outcome = plan.predicted
-    assert outcome is not None
-    text = as_fast(outcome.speedup)
-    if ranking.is_billed:
-        return f"{text}, {cost_change_words(outcome.cost_change, is_billed=True)}"
-    if outcome.accelerator_seconds:
-        busy, before = (percentage(each.accelerator_utilization) for each in (outcome, today))
-        text += f", accelerators busy {busy} instead of {before}"
-    if (added := cores(outcome) - cores(today)) > 1e-6:
-        text += f", on {added:.3g} more core{'' if round(added, 6) == 1 else 's'}"
-    return text
 
 
 def step_time_words(outcome: Predicted, *, has_band: bool = False) -> str:
@@ -228,9 +157,23 @@ def step_time_words(outcome: Predicted, *, has_band: bool = False) -> str:
     return words
 
 
-def _gain_and_limits(plan: Plan, today: Predicted, ranking: Ranking) -> str:
-    assert plan.predicted is not None
-    return f"{gain_words(plan, today, ranking)}; {limits(plan.predicted)}"
+def _gain_and_limits(space: Space, plan: Plan) -> str:
+    """Returns what a plan gives over today, and its limits: `... ; the limit is the CPU, then`."""
+    outcome = plan.predicted
+    assert outcome is not None
+    text = as_fast(outcome.speedup)
+    if space.is_billed:
+        text += f", {cost_change_words(outcome.cost_change, is_billed=True)}"
+    elif outcome.accelerator_seconds:
+        text += f", accelerators busy {percentage(outcome.accelerator_utilization)}"
+    elif (added := cores(outcome) - space.work.vcpus) > 1e-6:
+        text += f", on {added:.3g} more core{'' if round(added, 6) == 1 else 's'}"
+    text += f"; the limit is {limit_words(outcome.limit)}"
+    # A second limit of microseconds is not worth a word.
+    second = outcome.second_limit_seconds
+    if second >= 1e-3 * outcome.step_seconds:
+        text += f", then {limit_words(outcome.second_limit)} ({ms(second)})"
+    return text
 
 
 # The flow chart of the published method.
@@ -238,154 +181,119 @@ def _gain_and_limits(plan: Plan, today: Predicted, ranking: Ranking) -> str:
 _Reply = tuple[Literal["yes", "no", "unknown"], str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """A decision in the making, from which its flow chart and its advice are written.
-
-    Attributes:
-        bottleneck: Of today's step.
-        keep: Today's cluster.
-        chosen: The plan to run: the choice's, its probable one, or the fallback's.
-        plans: All plans, the chosen one first.
-        fix_first: What to fix before anything that costs.
-        is_busy: Other programs made the profile too noisy for any prediction.
-        taken_words: Where the profile was taken, if it was scaled to another type.
-    """
-
-    space: Space
-    profile: Profile
-    bottleneck: Bottleneck
-    keep: Plan
-    choice: Choice
-    chosen: Plan
-    plans: tuple[Plan, ...]
-    fix_first: str
-    is_busy: bool
-    taken_words: str = ""
-
-    def best_of(self, action: Action) -> Plan | None:
-        """Returns the best plan of a kind that can be run."""
-        plans = [plan for plan in self.plans if plan.action == action and plan.feasible]
-        able = [plan for plan in plans if plan.predicted]
-        return min(able, key=self.space.ranking.rank, default=None)
-
-    def path(self) -> Iterator[Answer]:
-        """Yields the questions in order, each with its answer and the figures behind it."""
-        space = self.space
-        today = self.keep.predicted
-        yield _answer("Do the measured parts explain the step?", self._explained())
-        if self.bottleneck != "unexplained":
-            yield _answer("Is the CPU the limit?", self._is_cpu_the_limit())
-            if self.bottleneck in ("cpu", "workers", "latency", "storage"):
-                yield _answer("Is there a free fix?", self._is_there_a_free_fix())
-                larger = "Is there a larger type of the same family with the same accelerators?"
-                none = f"{space.today.type} has none that may be used"
-                yield _answer(larger, self._is_there("scale_up", none))
-            what = "be cheaper" if space.ranking.saves_money else "be faster"
-            if today and misses_deadline(today, space.constraints):
-                what = "make the deadline"
-            yield _answer(f"Would a data group {what}?", self._is_a_data_group_better())
-            if self.bottleneck in ("accelerator", "launch"):
-                reply = self._is_there("scale_out", "there are no more of them here")
-                yield _answer("Would more accelerators be faster?", reply)
-        yield _answer("Is the best change worth more than its error band?", self._is_worth_it())
-
-    def _explained(self) -> _Reply:
-        work = self.space.work
-        if self.is_busy:
-            return "unknown", "other programs ran"
-        if work.unexplained:
-            # Only measured parts can contradict the step.
-            is_no = work.unexplained.kind == "contradiction"
-            return "no" if is_no else "unknown", work.unexplained.text
-        because = f"they give {ms(work.step_seconds)}, measured {ms(work.measured_seconds)}"
-        if self.taken_words:
-            because = f"{self.taken_words} a step takes {ms(work.measured_seconds)}"
-        return ("yes", because) if work.is_checked else ("unknown", f"not checked: {because}")
-
-    def _is_cpu_the_limit(self) -> _Reply:
-        work = self.space.work
-        if self.bottleneck in ("latency", "storage"):
-            return "no", (
-                f"loading takes {work.loader_wall_seconds:.3g} worker-seconds per step, of which "
-                f"{work.loader_cpu_seconds:.3g} are CPU-seconds: it waits for its data"
-            )
-        trainer = work.trainer_cpu_seconds
-        text = f"loading takes {work.loader_cpu_seconds:.3g} CPU-seconds per step"
-        if trainer:
-            text += f", the trainer {trainer:.3g}"
-        text += f", on {vcpus_words(work.vcpus)}: {ms(work.terms['cpu'])}"
-        if self.bottleneck == "cpu":
-            return "yes", text
-        return "no", f"{text}: the limit is {limit_words(self.bottleneck)}"
-
-    def _is_there_a_free_fix(self) -> _Reply:
-        space = self.space
-        if plan := self.best_of("tune"):
-            return "yes", self._figures(plan)
-        fixes = self.profile.fixes
-        if free := [fix.text for fix in fixes if fix.cost == "none" and fix.saves_seconds]:
-            return "yes", free[0]
-        workers = space.work.num_workers
-        if workers is None:
-            return "unknown", "today's number of loader workers is not known"
-        more = f"more loader workers than today's {workers} would not help on these hosts"
-        return "no", space.unworkable or more
-
-    def _is_there(self, action: Action, none: str) -> _Reply:
-        if plan := self.best_of(action):
-            return "yes", self._figures(plan)
-        infeasible = next((plan.reason for plan in self.plans if plan.action == action), "")
-        return "no", infeasible or none
-
-    def _is_a_data_group_better(self) -> _Reply:
-        space = self.space
-        ranking = space.ranking
-        best = self.best_of("heterogeneous")
-        keep = self.keep.predicted
-        if best is None or keep is None:
-            # None can be chosen: they are infeasible, or cannot be priced.
-            groups = [plan for plan in self.plans if plan.action == "heterogeneous"]
-            groups.sort(key=lambda plan: not plan.reason.startswith(ASKED_FOR))
-            none = "max_data_hosts is 0, or no CPU-only type with a price may be used"
-            reason = groups[0].reason if groups else none
-            return "no", space.unfed or reason or "plans cannot be priced"
-        outcome = best.predicted
-        assert outcome is not None
-        rival, than, band = keep, "today's cluster", error_band(outcome)
-        if (free := self.best_of("tune")) and free.predicted:
-            rival, than = free.predicted, "the best free plan"
-            band = combined_band(outcome, rival)
-        gain = ranking.gain(outcome, rival)
-        because = (
-            f"{self._figures(best)}; {percentage(best.remote_share)} of the batches are made there;"
-            f" against {than} it saves {percentage(gain)} of the {ranking.saved}, the error band "
-            f"is {percentage(band)}"
-        )
-        if self.fix_first and not ranking.is_free(best, self.keep):
-            return "no", f"{because}; {self.fix_first}: that comes first"
-        if gain > band:
-            return "yes", because
-        # An uncertain gain is no "no".
-        return "unknown" if gain > WORTH_A_TRY else "no", because
-
-    def _is_worth_it(self) -> _Reply:
-        probable = self.choice.probable
-        if self.is_busy:
-            return "unknown", "the figures are not reliable enough to compare plans"
-        if self.choice.verdict == "probable" and probable:
-            return "unknown", f"{cluster_words(probable)}: {probable.reason}"
-        return "no" if self.chosen.action == "keep" else "yes", self.chosen.reason
-
-    def _figures(self, plan: Plan) -> str:
-        outcome = plan.predicted
-        today = self.keep.predicted
-        assert outcome is not None
-        words = f"{cluster_words(plan)}: {step_time_words(outcome)}"
-        if today is None:
-            return words
-        return f"{words}, {_gain_and_limits(plan, today, self.space.ranking)}"
+def path(space: Space, decision: Decision) -> Iterator[Answer]:
+    """Yields the questions in order, each with its answer and the figures behind it."""
+    today = decision.today and decision.today.predicted
+    limit = space.bottleneck
+    yield _answer("Do the measured parts explain the step?", _explained(space))
+    if limit != "unexplained":
+        yield _answer("Is the CPU the limit?", _is_cpu_the_limit(space))
+        if limit in ("cpu", "workers", "latency", "storage"):
+            yield _answer("Is there a free fix?", _free_fix(space, decision))
+            larger = "Is there a larger type of the same family with the same accelerators?"
+            none = f"{space.today.type} has none that may be used"
+            yield _answer(larger, _best_reply(space, decision, "scale_up", none))
+        what = "be cheaper" if space.saved == "money" else "be faster"
+        if today and space.misses_deadline(today):
+            what = "make the deadline"
+        yield _answer(f"Would a data group {what}?", _data_group(space, decision))
+        if limit in ("accelerator", "launch"):
+            none = "there are no more of them here"
+            reply = _best_reply(space, decision, "scale_out", none)
+            yield _answer("Would more accelerators be faster?", reply)
+    reply = ("no" if decision.action == "keep" else "yes", decision.plan.reason)
+    if space.work.is_too_noisy:
+        reply = ("unknown", "the figures are not reliable enough to compare plans")
+    elif decision.verdict == "probable" and decision.probable:
+        because = f"{cluster_words(decision.probable)}: {decision.probable.reason}"
+        reply = ("unknown", because)
+    yield _answer("Is the best change worth more than its error band?", reply)
 
 
 def _answer(question: str, reply: _Reply) -> Answer:
     return Answer(question=question, answer=reply[0], because=reply[1])
+
+
+def best_of(space: Space, decision: Decision, action: Action) -> Plan | None:
+    """Returns the best plan of a kind that can be run."""
+    plans = [plan for plan in decision.plans if plan.action == action and plan.feasible]
+    return min((plan for plan in plans if plan.predicted), key=space.rank, default=None)
+
+
+def _explained(space: Space) -> _Reply:
+    work = space.work
+    if work.is_too_noisy:
+        return "unknown", "other programs ran"
+    if work.unexplained:
+        # Only measured parts can contradict the step.
+        is_no = work.unexplained.kind == "contradiction"
+        return "no" if is_no else "unknown", work.unexplained.text
+    because = f"they give {ms(work.step_seconds)}, measured {ms(work.measured_seconds)}"
+    if taken := space.taken:
+        because = f"on {taken.profiled_on}; scaled to {taken.taken_as} a step takes "
+        because += ms(work.measured_seconds)
+    return ("yes", because) if work.is_checked else ("unknown", f"not checked: {because}")
+
+
+def _is_cpu_the_limit(space: Space) -> _Reply:
+    work = space.work
+    cpu = f"{work.loader_cpu_seconds:.3g} CPU-seconds"
+    if space.bottleneck in ("latency", "storage"):
+        wall = f"{work.loader_wall_seconds:.3g} worker-seconds"
+        return "no", f"loading takes {wall} per step and {cpu}: it waits for its data"
+    text = f"loading takes {cpu} per step, the trainer {work.trainer_cpu_seconds:.3g}, on "
+    text += f"{vcpus_words(work.vcpus)}: {ms(work.terms['cpu'])}"
+    if space.bottleneck == "cpu":
+        return "yes", text
+    return "no", f"{text}: the limit is {limit_words(space.bottleneck)}"
+
+
+def _free_fix(space: Space, decision: Decision) -> _Reply:
+    free = [fix for fix in space.profile.fixes if fix.cost == "none" and fix.saves_seconds]
+    workers = space.work.num_workers
+    none = f"more loader workers than today's {workers} would not help on these hosts"
+    reply = _best_reply(space, decision, "tune", space.unworkable or none)
+    if reply[0] == "yes" or (workers is not None and not free):
+        return reply
+    if free:
+        return "yes", free[0].text
+    return "unknown", "today's number of loader workers is not known"
+
+
+def _best_reply(space: Space, decision: Decision, action: Action, none: str) -> _Reply:
+    if plan := best_of(space, decision, action):
+        return "yes", _figures(space, plan)
+    infeasible = next((plan.reason for plan in decision.plans if plan.action == action), "")
+    return "no", infeasible or none
+
+
+def _data_group(space: Space, decision: Decision) -> _Reply:
+    best = best_of(space, decision, "heterogeneous")
+    keep = decision.today
+    if best is None or keep is None or keep.predicted is None:
+        # None can be chosen: they are infeasible, or cannot be priced.
+        groups = [plan for plan in decision.plans if plan.action == "heterogeneous"]
+        groups.sort(key=lambda plan: not plan.reason.startswith(ASKED_FOR))
+        none = "max_data_hosts is 0, or no CPU-only type with a price may be used"
+        return "no", space.unfed or (groups[0].reason if groups else none)
+    rival, than, band = keep, "today's cluster", _band(best)
+    if free := best_of(space, decision, "tune"):
+        rival, than, band = free, "the best free plan", combined_band(best, free)
+    gain = space.gain(best, rival)
+    because = (
+        f"{_figures(space, best)}; {percentage(best.remote_share)} of the batches are made there; "
+        f"against {than} it saves {percentage(gain)} of the {space.saved}, the error band is "
+        f"{percentage(band)}"
+    )
+    if space.fix_first and not space.is_free(best, keep):
+        return "no", f"{because}; {space.fix_first}: that comes first"
+    if gain > band:
+        return "yes", because
+    # An uncertain gain is no "no".
+    return "unknown" if gain > WORTH_A_TRY else "no", because
+
+
+def _figures(space: Space, plan: Plan) -> str:
+    assert plan.predicted is not None
+    words = f"{cluster_words(plan)}: {step_time_words(plan.predicted)}"
+    return f"{words}, {_gain_and_limits(space, plan)}"

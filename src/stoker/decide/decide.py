@@ -10,25 +10,23 @@ import msgspec
 
 from stoker.catalog import Catalog, Instance
 from stoker.decide.advice import advice_of, fix_first, warnings_of
-from stoker.decide.choose import Case, choose
+from stoker.decide.choose import choose, path
 from stoker.decide.elsewhere import TakeAs, of_the_training, profiled_type, taken_as
-from stoker.decide.model import Work
-from stoker.decide.price import Space, check_constraints, todays_plan, with_profiled
+from stoker.decide.price import Space, check_constraints, make_plan, with_profiled
 from stoker.decide.search import named, searched
 from stoker.decide.work import measure, today_of
 from stoker.record_words import group_arguments, unfed_words
 from stoker.records import (
-    Bottleneck,
     Constraints,
     Decision,
     FeedSettings,
     Group,
     Plan,
     Profile,
-    TakenElsewhere,
     TrainingSize,
 )
 from stoker.records.base import sha256_of
+from stoker.records.decision import NOMINAL
 from stoker.records.workload import own_keys
 
 
@@ -84,17 +82,16 @@ def decide(inputs: DecisionInputs) -> Decision:
     """
     if not inputs.take_as:
         inputs = replace(inputs, catalog=with_profiled(inputs.profile, inputs.catalog))
-    space, taken = _space(inputs)
-    profile = of_the_training(inputs.profile) if taken else inputs.profile
+    space = _space(inputs)
     work = space.work
-    is_busy = work.unexplained is not None and work.unexplained.kind == "other_programs"
-    keep = todays_plan(space, is_taken=taken is not None)
-    others = [*_plans(inputs, space, keep, taken)]
-    bottleneck = _bottleneck(work)
-    first = fix_first(profile, storage=work.storage, bottleneck=bottleneck)
-    choice = choose(space, keep, others, fix_first=first)
-    chosen = choice.followed(space)
-    is_noisy = is_busy
+    keep = make_plan(space, "keep", work.todays)
+    others = [*_others(inputs, space, keep)]
+    choice = choose(space, keep, others)
+    chosen = choice.plan
+    is_noisy = work.is_too_noisy
+    if choice.probable and space.catalog.info.is_this_machine and space.purchase == NOMINAL:
+        # A try is free.
+        chosen = choice.probable if choice.verdict == "probable" else chosen
     # A fallback stands in for a verdict that noise prevented, never for a plan that is sure.
     is_doubtful = work.unexplained is not None or work.others_width > 0
     if chosen.action == "keep" and is_doubtful and inputs.fallback:
@@ -108,51 +105,43 @@ def decide(inputs: DecisionInputs) -> Decision:
     for plan in (keep, *others):
         if not any(_is_same(plan, other) for other in (chosen, *rest)):
             rest.append(plan)
-    case = Case(
-        space=space,
-        profile=profile,
-        bottleneck=bottleneck,
-        keep=keep,
-        choice=choice,
-        chosen=chosen,
-        plans=(chosen, *sorted(rest, key=space.ranking.rank)),
-        fix_first=first,
-        is_busy=is_busy,
-        taken_words=f"on {taken.profiled_on}; scaled to {taken.taken_as}" if taken else "",
-    )
+    plans = (chosen, *sorted(rest, key=space.rank))
     catalog = inputs.catalog
     types = [catalog.get(group.instance_type) for group in (*keep.groups, *chosen.groups)]
-    listed = [group for plan in case.plans for group in plan.groups]
     prices = msgspec.structs.replace(
         catalog.prices(types, today=inputs.today),
         purchase=space.purchase,
-        estimated=catalog.estimates(listed) or None,
+        estimated=catalog.estimates(group for plan in plans for group in plan.groups) or None,
     )
-    return Decision(
+    profile = space.profile
+    decision = Decision(
         profile_sha256=sha256_of(inputs.profile),
         workload_sha256=profile.workload_sha256,
-        workload_keys=own_keys(profile.workload_keys, is_elsewhere=taken is not None),
-        bottleneck=bottleneck,
+        workload_keys=own_keys(profile.workload_keys, is_elsewhere=space.taken is not None),
+        bottleneck=space.bottleneck,
         action=chosen.action,
         plan=chosen,
         verdict="unknown" if is_noisy else choice.verdict,
         probable=choice.probable,
         trial=_trial(inputs, choice.probable) if choice.probable else None,
-        plans=case.plans,
-        path=tuple(case.path()),
-        advice=advice_of(case, taken),
-        warnings=tuple(warnings_of(case, prices)),
+        plans=plans,
         prices=prices,
         objective=inputs.constraints.objective,
         constraints=inputs.constraints,
-        taken_elsewhere=taken,
+        taken_elsewhere=space.taken,
         is_noisy=is_noisy,
         loader_workers=_loader_workers(profile, chosen),
     )
+    return msgspec.structs.replace(
+        decision,
+        path=tuple(path(space, decision)),
+        advice=advice_of(space, decision),
+        warnings=tuple(warnings_of(space, prices)),
+    )
 
 
-def _space(inputs: DecisionInputs) -> tuple[Space, TakenElsewhere | None]:
-    """Returns what plans are made from; and how the profile was scaled, if it was."""
+def _space(inputs: DecisionInputs) -> Space:
+    """Returns what plans are made from."""
     profile = inputs.profile
     catalog = inputs.catalog
     constraints = inputs.constraints
@@ -178,48 +167,45 @@ def _space(inputs: DecisionInputs) -> tuple[Space, TakenElsewhere | None]:
         work, taken = taken_as(
             work, profile, target, processes=processes, given=given, speeds=catalog
         )
+        profile = of_the_training(profile)
+    bottleneck = work.bottleneck
+    if work.unexplained:
+        bottleneck = "unexplained"
+    elif work.launch_share and bottleneck in ("accelerator", "none"):
+        bottleneck = "launch"
     unworkable = ""
     if loader and loader.in_step:
         unworkable = f"workers make no batch ahead: {loader.in_step}"
     elif loader and loader.fails_in_workers:
         unworkable = f"the loader fails in a worker: {loader.fails_in_workers}"
-    space = Space(
+    return Space(
+        profile=profile,
         work=work,
         catalog=catalog,
         constraints=constraints,
         feed=inputs.feed,
         allowed=allowed,
         total_steps=inputs.training.total_steps(),
+        bottleneck=bottleneck,
+        fix_first=fix_first(profile, storage=work.storage, bottleneck=bottleneck),
         unfed=unfed_words(loader, inputs.feed),
         unworkable=unworkable,
+        taken=taken,
     )
-    return space, taken
 
 
-def _bottleneck(work: Work) -> Bottleneck:
-    if work.unexplained:
-        return "unexplained"
-    bottleneck = work.bottleneck
-    if work.launch_share and bottleneck in ("accelerator", "none"):
-        return "launch"
-    return bottleneck
-
-
-def _plans(
-    inputs: DecisionInputs, space: Space, keep: Plan, taken: TakenElsewhere | None
-) -> Iterator[Plan]:
+def _others(inputs: DecisionInputs, space: Space, keep: Plan) -> Iterator[Plan]:
     """Yields the plans of all other clusters: named ones, and those of the search."""
     # Without the accelerator's step nothing can be predicted.
-    if taken and taken.accelerator_step_source == "unknown":
+    if space.taken and space.taken.accelerator_step_source == "unknown":
         return
     # Named clusters first: their twins among the searched ones are dropped.
     for groups in filter(None, (*inputs.extra_clusters, inputs.fallback)):
         plan = named(space, groups)
         if plan.groups != keep.groups:
             yield plan
-    unexplained = space.work.unexplained
     # With other programs running no prediction holds: only named clusters are shown, marked.
-    if unexplained is None or unexplained.kind != "other_programs":
+    if not space.work.is_too_noisy:
         yield from searched(space, keep)
 
 

@@ -2,14 +2,10 @@
 
 from collections.abc import Iterator
 
-from stoker.decide.advice import estimate_words
-from stoker.decide.choose import (
-    cluster_words,
-    step_time_words,
-)
+from stoker.decide.choose import cluster_words
 from stoker.decide.elsewhere import taken_words
 from stoker.decide.model import limit_words
-from stoker.decide.price import ASKED_FOR, Ranking, cores, error_band
+from stoker.decide.price import ASKED_FOR, cores, error_band
 from stoker.records import Decision, Plan, Predicted, Prices, plan_in_words
 from stoker.units import (
     ESTIMATE,
@@ -26,8 +22,6 @@ from stoker.units import (
 )
 
 _MOST_ROWS = 12
-# A free plan is named if a step takes less than this share of today's.
-_HELPS = 0.95
 _MARKS = "* chosen, ? asked for, ~ probable."
 _MEANINGS = {
     "$/1000": "$/1000: dollars for 1,000 steps of today's global batch.",
@@ -39,19 +33,24 @@ _MEANINGS = {
 
 def explain(decision: Decision) -> str:
     """Returns the decision as text of at most 88 columns."""
-    lines = wrapped(headline(decision))
+    head = headline(decision)
+    lines = wrapped(head)
+    outcome = decision.plan.predicted
+    if outcome and decision.prices.is_billed and decision.action != "keep":
+        lines += wrapped(f"Break-even: {break_even_words(outcome)}.")
     if decision.measured:
         lines += wrapped(f"By the {decision.measured}.")
     if decision.taken_elsewhere:
         lines += ["", *wrapped(taken_words(decision.taken_elsewhere))]
-    lines.append("")
-    for text in _promises(decision):
-        lines += wrapped(text)
     lines += ["", *_table(decision)]
-    path = [f"{each.question} {each.answer}: {each.because}" for each in decision.path]
-    advice = advice_words(decision)
-    titles = ("How it was decided", "Worth doing", "Warnings")
-    for title, texts in zip(titles, (path, advice, decision.warnings), strict=True):
+    sections = {
+        "How it was decided": [
+            f"{each.question} {each.answer}: {each.because}" for each in decision.path
+        ],
+        "Worth doing": [text for text in advice_words(decision) if text not in head],
+        "Warnings": decision.warnings,
+    }
+    for title, texts in sections.items():
         if texts:
             lines += ["", title]
         for text in texts:
@@ -70,114 +69,48 @@ def advice_words(decision: Decision) -> list[str]:
 def headline(decision: Decision) -> str:
     """Returns what is recommended, and why."""
     plan = decision.plan
-    if decision.verdict == "probable":
-        return _probable_words(decision)
     reason = capital(plan.reason)
+    advised = {advice.id: advice.text for advice in decision.advice}
+    if decision.verdict == "probable" and decision.probable:
+        gain = f"{plan_in_words(decision.probable)}. {capital(decision.probable.reason)}"
+        then = "A try costs nothing here, so it is followed"
+        if decision.action == "keep":
+            then = "Until then today's cluster is kept"
+        return f"Probably worth it: {gain}. To make sure: {decision.trial} {then}."
     if plan.action == "keep" and decision.verdict != "none":
         return f"Keep today's cluster for now. {reason}."
     if plan.action == "keep":
         begin = "stoker does not help here"
-        if any(advice.id == "elsewhere" for advice in decision.advice):
+        if "elsewhere" in advised:
             begin = "This machine has nothing left for it"
         elif decision.bottleneck in ("accelerator", "launch"):
             begin += f", as the limit is {limit_words(decision.bottleneck)}, not the data"
         return f"{begin}: keep today's cluster. {reason}."
-    words = plan_in_words(plan)
-    text = f"{capital(words)}."
-    if first := free_words(decision):
+    text = f"{capital(plan_in_words(plan))}."
+    free = advised.get("num-workers")
+    if free and plan.action == "heterogeneous" and not decision.prices.is_billed:
         # A script need not change for data hosts.
-        then = "Or, with the script as it is" if plan.action == "heterogeneous" else "Then"
-        text = f"{first} {then}: {words}."
+        text = f"{free} Or, with the script as it is: {plan_in_words(plan)}."
     text += f" {reason}."
     if decision.is_noisy or plan.predicted is None:
         return text
-    text += f" Prediction error: ±{percentage(error_band(plan.predicted))}."
-    return text
+    return f"{text} Prediction error: ±{percentage(error_band(plan.predicted))}."
 
 
 def decision_words(decision: Decision) -> str:
     """Returns a decision in one line."""
     plan = decision.plan
-    if decision.verdict == "probable" and decision.probable:
-        what = "tried" if plan.action != "keep" else "not tried"
-        return f"probably {_plan_and_speed(decision.probable)}, within the error band; {what}"
-    if plan.action == "keep" or decision.is_noisy:
+    is_probable = decision.verdict == "probable" and decision.probable is not None
+    if not is_probable and (plan.action == "keep" or decision.is_noisy):
         return f"{plan_in_words(plan)}: {plan.reason}"
-    return _plan_and_speed(plan)
-
-
-def _plan_and_speed(plan: Plan) -> str:
-    gain = f", {as_fast(plan.predicted.speedup)}" if plan.predicted else ""
-    return f"{plan_in_words(plan)}{gain}"
-
-
-def _probable_words(decision: Decision) -> str:
-    """Returns the plan that probably gains, how to make sure, and whether it is followed."""
-    plan = decision.probable
-    assert plan is not None
-    text = f"Probably worth it: {plan_in_words(plan)}. {capital(plan.reason)}."
-    if decision.trial:
-        text += f" To make sure: {decision.trial}"
-    if decision.action == "keep":
-        return f"{text} Until then today's cluster is kept."
-    return f"{text} A try costs nothing here, so it is followed."
-
-
-def free_words(decision: Decision) -> str:
-    """Returns the free plan that comes before the chosen one; empty: there is none.
-
-    On this machine these are more loader workers, and more of its cores for the training host.
-    """
-    chosen = decision.plan.action
-    today = decision.today.predicted if decision.today else None
-    if decision.prices.is_billed or chosen not in ("heterogeneous", "scale_up") or today is None:
-        return ""
-    # A larger training host is the same machine, with cores that data hosts would take.
-    is_larger = decision.prices.is_nominal and chosen == "heterogeneous"
-    actions = ("tune", "scale_up") if is_larger else ("tune",)
-    free = [each for each in decision.plans if each.action in actions and each.feasible]
-    plan = min(free, key=Ranking(objective="time", is_billed=False).rank, default=None)
-    outcome = plan.predicted if plan else None
-    if plan is None or outcome is None or outcome.counted_seconds > _HELPS * today.counted_seconds:
-        return ""
-    dnn = plan.groups[0]
-    text = f"First, at no cost: {numbered(dnn.workers_per_host or 0, 'loader worker')} per host"
-    if plan.action == "scale_up":
-        text += f" on {dnn.instance_type}, whose cores are idle"
-    text += f", {ms(outcome.counted_seconds)} per step, {as_fast(outcome.speedup)}"
-    if outcome.accelerator_seconds:
-        text += f", accelerators busy {percentage(outcome.accelerator_utilization)}"
-    return f"{text}."
-
-
-def _promises(decision: Decision) -> Iterator[str]:
-    """Yields today's step and limit, and what the plans give in their place."""
-    today = decision.today.predicted if decision.today else None
-    if today is None:
-        return
-    limit = ""
-    if decision.bottleneck != "unexplained":
-        limit = f"; the limit is {limit_words(decision.bottleneck)}"
-    yield f"Today: {step_time_words(today)}, {_cost_words(today, decision)}{limit}"
-    is_kept = decision.action == "keep"
-    plan = decision.probable if is_kept else decision.plan
-    if plan is None or plan.predicted is None:
-        return
-    step = step_time_words(plan.predicted, has_band=True)
-    begin = "Probably" if is_kept else "With the plan"
-    yield f"{begin}: {step}, {_cost_words(plan.predicted, decision)}"
-    if decision.prices.is_billed:
-        yield f"Break-even: {break_even_words(plan.predicted)}"
-
-
-def _cost_words(outcome: Predicted, decision: Decision) -> str:
-    """Returns what a step costs: dollars, or what it occupies."""
-    if decision.prices.is_billed:
-        mark = ESTIMATE if outcome.is_estimate else ""
-        return f"{mark}${digits(outcome.usd_per_1000_steps or 0.0, 3)} per 1,000 steps"
-    if outcome.accelerator_seconds:
-        return f"accelerators busy {percentage(outcome.accelerator_utilization)}"
-    return f"{digits(outcome.cpu_seconds or 0.0, 3)} CPU-seconds per step"
+    better = decision.probable if is_probable and decision.probable else plan
+    words = plan_in_words(better)
+    if better.predicted:
+        words += f", {as_fast(better.predicted.speedup)}"
+    if not is_probable:
+        return words
+    what = "tried" if plan.action != "keep" else "not tried"
+    return f"probably {words}, within the error band; {what}"
 
 
 def break_even_words(outcome: Predicted) -> str:
@@ -199,10 +132,8 @@ def plan_name(plan: Plan, today: Plan | None) -> str:
     words = cluster_words(plan)
     if plan.action == "keep":
         words = f"today: {words}"
-    elif plan.num_workers is not None:
-        words = f"today + num_workers={plan.num_workers}"
     elif plan.action == "tune":
-        words = f"today, {numbered(plan.groups[0].workers_per_host or 0, 'worker')} per host"
+        words = f"today + num_workers={plan.num_workers or 0}"
     elif today and words.startswith(f"{cluster_words(today)} + "):
         words = f"today{words.removeprefix(cluster_words(today))}"
     # A row has no room for SageMaker's `ml.`.
@@ -277,7 +208,8 @@ def _prices_words(prices: Prices) -> str:
     text = f"Prices of {prices.date or 'unknown date'}{stale}, {where}, {prices.purchase}: "
     text += f"{prices.source}."
     if prices.estimated:
-        text += f" {estimate_words(prices.estimated)}."
+        words = [f"{name}: {how}" for name, how in sorted(prices.estimated.items())]
+        text += f" {ESTIMATE} estimated: {'; '.join(words)}."
     return text
 
 

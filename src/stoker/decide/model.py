@@ -229,6 +229,11 @@ class Work:
         return self.todays.dnn.all_workers
 
     @property
+    def is_too_noisy(self) -> bool:
+        """Whether other programs made the profile too noisy for any prediction."""
+        return self.unexplained is not None and self.unexplained.kind == "other_programs"
+
+    @property
     def vcpus(self) -> float:
         """vCPUs of today's hosts."""
         return self.hosts * self.reference.capacity

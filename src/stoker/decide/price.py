@@ -11,7 +11,6 @@ worker makes, and what lies between (validation and checkpoints take as long wit
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import msgspec
 
@@ -20,6 +19,7 @@ from stoker.decide.model import Cluster, Estimate, Hosts, Work, estimate
 from stoker.errors import UsageError
 from stoker.records import (
     Action,
+    Bottleneck,
     Constraints,
     EpochPause,
     EpochTimes,
@@ -28,6 +28,7 @@ from stoker.records import (
     Plan,
     Predicted,
     Profile,
+    TakenElsewhere,
     Workload,
 )
 from stoker.records.decision import NOMINAL, UNPRICED, Limit
@@ -58,7 +59,7 @@ _MOST_OF_DOUBLINGS = 0.3
 # Which host makes an epoch's first batch is not known, nor what else its cores do then.
 _START_WIDTH = 0.25
 # Plans this close to the best count as equal: then fewer machines win.
-TIE = 0.03
+_TIE = 0.03
 # A smaller gain is not worth a try: two runs on the same quiet hosts differ by as much.
 WORTH_A_TRY = 0.05
 # Prices are sums of floats: a difference of a billionth is ignored.
@@ -66,112 +67,32 @@ SAME = 1 + 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ranking:
-    """How the plans of a decision are compared.
-
-    Attributes:
-        is_billed: Whether today's hosts have a price, so that plans are compared in dollars.
-    """
-
-    objective: Literal["cost", "time"]
-    is_billed: bool
-
-    @property
-    def saves_money(self) -> bool:
-        """Whether the objective counts dollars."""
-        return self.is_billed and self.objective == "cost"
-
-    @property
-    def saved(self) -> str:
-        """What a plan saves, as a word."""
-        return "money" if self.saves_money else "time"
-
-    def values(self, outcome: Predicted) -> tuple[float, float]:
-        """Returns what the objective counts for a step, less being better; and what comes next.
-
-        Next is time where dollars count, dollars where time does; without prices CPU time.
-        """
-        seconds = outcome.counted_seconds
-        if not self.is_billed:
-            return seconds, outcome.cpu_seconds or 0.0
-        usd = outcome.usd_per_1000_steps
-        dollars = math.inf if usd is None else usd
-        return (dollars, seconds) if self.objective == "cost" else (seconds, dollars)
-
-    def of_plan(self, plan: Plan) -> tuple[float, float]:
-        """Returns both values of a plan; infinity without a prediction."""
-        return self.values(plan.predicted) if plan.predicted else (math.inf, math.inf)
-
-    def gain(self, outcome: Predicted, today: Predicted) -> float:
-        """Returns the fraction of the objective that the plan saves."""
-        return 1 - self.values(outcome)[0] / self.values(today)[0]
-
-    def rank(self, plan: Plan) -> tuple[bool, float, float, int, str]:
-        """Returns a key that sorts the best plan first, one that cannot be run last."""
-        # The last word, so that plans with equal figures come in one order on every machine.
-        groups = (f"{g.instance_type}:{g.count}:{g.workers_per_host}" for g in plan.groups)
-        is_out = not plan.feasible or plan.predicted is None
-        return is_out, *self.of_plan(plan), num_machines(plan), " ".join(groups)
-
-    def best(self, plans: Sequence[Plan]) -> Plan:
-        """Returns the smallest of the plans that are as good as the best."""
-        least = min(self.of_plan(plan)[0] for plan in plans)
-        equal = [plan for plan in plans if self.of_plan(plan)[0] <= least * (1 + TIE)]
-        # Without prices cores that hardly help are left idle.
-        second = 0 if self.is_billed else 1
-        return min(
-            equal,
-            key=lambda plan: (num_machines(plan), self.of_plan(plan)[second], *self.rank(plan)),
-        )
-
-    def is_free(self, plan: Plan, keep: Plan) -> bool:
-        """Whether a plan costs no more per hour than today's: without prices, no more cores."""
-        one, today = plan.predicted, keep.predicted
-        if one is None or today is None:
-            return False
-        if not self.is_billed:
-            return cores(one) <= cores(today) * SAME
-        return (one.usd_per_hour or math.inf) <= (today.usd_per_hour or math.inf) * SAME
-
-
-def error_band(outcome: Predicted) -> float:
-    return outcome.counted_high / outcome.counted_seconds - 1
-
-
-def combined_band(one: Predicted, other: Predicted) -> float:
-    """Returns the relative error of the ratio of two predictions, whose errors are independent."""
-    return math.hypot(error_band(one), error_band(other))
-
-
-def num_machines(plan: Plan) -> int:
-    return sum(group.count for group in plan.groups)
-
-
-def cores(outcome: Predicted) -> float:
-    """Returns the vCPUs of all hosts."""
-    # `cpu_seconds` are those vCPUs times the step, whether they are busy or not.
-    return (outcome.cpu_seconds or 0.0) / outcome.counted_seconds
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Space:
-    """What plans are made from, and the rules that they are checked against.
+    """What plans are made from, the rules that they are checked against, and which one is better.
 
     Attributes:
+        profile: Of the training, without states of a host on which it does not train.
         allowed: Types that hosts may have. None: all.
         total_steps: Of the whole training; None: not known.
+        bottleneck: Of today's step.
+        fix_first: What to fix before anything that costs; empty: nothing.
         unfed: Why data hosts cannot make the batches.
         unworkable: Why workers cannot make them either, as a sentence.
+        taken: How the profile was scaled to today's type; None: it was taken there.
     """
 
+    profile: Profile
     work: Work
     catalog: Catalog
     constraints: Constraints
     feed: FeedSettings
     allowed: frozenset[str] | None
     total_steps: int | None
-    unfed: str = ""
-    unworkable: str = ""
+    bottleneck: Bottleneck
+    fix_first: str
+    unfed: str
+    unworkable: str
+    taken: TakenElsewhere | None
 
     @property
     def today(self) -> Instance:
@@ -179,16 +100,21 @@ class Space:
         return self.work.reference
 
     @property
-    def ranking(self) -> Ranking:
-        is_billed = self.purchase not in (NOMINAL, UNPRICED)
-        return Ranking(objective=self.constraints.objective, is_billed=is_billed)
-
-    @property
     def purchase(self) -> str:
         """Purchase option of the plans' prices: none where today's pool of nodes has no price."""
         if self.today.usd_per_hour is None and self.catalog.info.has_node_pools:
             return UNPRICED
         return self.catalog.purchase
+
+    @property
+    def is_billed(self) -> bool:
+        """Whether today's hosts have a price, so that plans are compared in dollars."""
+        return self.purchase not in (NOMINAL, UNPRICED)
+
+    @property
+    def saved(self) -> str:
+        """What a plan saves, as a word."""
+        return "money" if self.is_billed and self.constraints.objective == "cost" else "time"
 
     def get(self, instance_type: str) -> Instance:
         """Returns a type; today's with what was measured, and all of this machine with its GPUs."""
@@ -211,18 +137,84 @@ class Space:
             return f"{name} is not among the allowed instance types"
         if is_job and not instance.in_training_enum:
             return f"a SageMaker training job cannot use {name}"
-        if instance.usd_per_hour is None and self.ranking.is_billed:
+        if instance.usd_per_hour is None and self.is_billed:
             return f"{name} has no price"
         # SageMaker runs one image on all hosts of a job; on Kubernetes data hosts may have theirs.
         if is_job and instance.architecture != self.today.architecture:
             return f"{name} needs an image for {instance.architecture}, and a job has one image"
         return instance.barred
 
+    def misses_deadline(self, outcome: Predicted) -> bool:
+        deadline = self.constraints.deadline_hours
+        return deadline is not None and (outcome.total_hours or 0.0) > deadline
 
-def misses_deadline(outcome: Predicted, constraints: Constraints) -> bool:
-    deadline = constraints.deadline_hours
-    hours = outcome.total_hours
-    return deadline is not None and hours is not None and hours > deadline
+    def values(self, plan: Plan) -> tuple[float, float]:
+        """Returns what the objective counts for a step, less being better; and what comes next.
+
+        Next is time where dollars count, dollars where time does; without prices CPU time.
+        """
+        outcome = plan.predicted
+        if outcome is None:
+            return math.inf, math.inf
+        seconds = outcome.counted_seconds
+        if not self.is_billed:
+            return seconds, outcome.cpu_seconds or 0.0
+        dollars = outcome.usd_per_1000_steps or math.inf
+        return (dollars, seconds) if self.saved == "money" else (seconds, dollars)
+
+    def gain(self, plan: Plan, rival: Plan) -> float:
+        """Returns the fraction of the objective that the plan saves over another one."""
+        return 1 - self.values(plan)[0] / self.values(rival)[0]
+
+    def beats(self, plan: Plan, rival: Plan) -> bool:
+        """Whether a plan gains more over another one than the bands of both."""
+        return self.gain(plan, rival) > combined_band(plan, rival)
+
+    def rank(self, plan: Plan) -> tuple[bool, float, float, int, str]:
+        """Returns a key that sorts the best plan first, one that cannot be run last."""
+        # The last word, so that plans with equal figures come in one order on every machine.
+        groups = (f"{g.instance_type}:{g.count}:{g.workers_per_host}" for g in plan.groups)
+        is_out = not plan.feasible or plan.predicted is None
+        return is_out, *self.values(plan), _num_machines(plan), " ".join(groups)
+
+    def best(self, plans: Sequence[Plan]) -> Plan:
+        """Returns the smallest of the plans that are as good as the best."""
+        least = min(self.values(plan)[0] for plan in plans)
+        equal = [plan for plan in plans if self.values(plan)[0] <= least * (1 + _TIE)]
+        # Without prices cores that hardly help are left idle.
+        second = 0 if self.is_billed else 1
+        return min(
+            equal,
+            key=lambda plan: (_num_machines(plan), self.values(plan)[second], *self.rank(plan)),
+        )
+
+    def is_free(self, plan: Plan, keep: Plan) -> bool:
+        """Whether a plan costs no more per hour than today's: without prices, no more cores."""
+        one, today = plan.predicted, keep.predicted
+        if one is None or today is None:
+            return False
+        if not self.is_billed:
+            return cores(one) <= cores(today) * SAME
+        return (one.usd_per_hour or math.inf) <= (today.usd_per_hour or math.inf) * SAME
+
+
+def error_band(outcome: Predicted) -> float:
+    return outcome.counted_high / outcome.counted_seconds - 1
+
+
+def combined_band(one: Plan, other: Plan) -> float:
+    """Returns the relative error of the ratio of two predictions, whose errors are independent."""
+    return math.hypot(*(error_band(each.predicted) for each in (one, other) if each.predicted))
+
+
+def cores(outcome: Predicted) -> float:
+    """Returns the vCPUs of all hosts."""
+    # `cpu_seconds` are those vCPUs times the step, whether they are busy or not.
+    return (outcome.cpu_seconds or 0.0) / outcome.counted_seconds
+
+
+def _num_machines(plan: Plan) -> int:
+    return sum(group.count for group in plan.groups)
 
 
 # Plans.
@@ -233,66 +225,51 @@ def make_plan(
     action: Action,
     cluster: Cluster,
     *,
-    made: Estimate | None = None,
     problem: str = "",
     asked_for: bool = False,
-    num_workers: int | None = None,
 ) -> Plan:
     """Returns a cluster's plan: predicted, priced, and checked against the constraints.
+
+    Today's cluster has the step that was measured there, and runs whatever the constraints allow.
 
     Args:
         space: Work, prices and constraints.
         action: The change to today's cluster.
         cluster: The hosts.
-        made: Their estimate; None: it is made here.
         problem: Why the cluster cannot be run or predicted.
         asked_for: The user named it.
-        num_workers: Loader workers of each rank, if only these change.
     """
+    work = space.work
     outcome = None
-    share = 0.0
-    wider = None
+    made = estimate(work, cluster)
     if not problem:
-        made = made or estimate(space.work, cluster)
-        share = made.remote_share
-        batch = space.work.global_batch_size
-        if batch is not None and cluster.replicas != 1:
-            wider = max(1, round(cluster.replicas * batch))
         # Added as squares, as they do not depend on each other.
-        width = min(math.hypot(*_widths(space.work, cluster, made)), _WIDEST)
+        width = min(math.hypot(*_widths(work, cluster, made)), _WIDEST)
+        if action == "keep" and not space.taken:
+            made = replace(made, step_seconds=work.measured_seconds)
+            # A repeated run on the same hosts differs, too, and so does the machine.
+            width = min(math.hypot(_BAND, work.others_width), _WIDEST) if work.is_checked else 0.0
         outcome = _predicted(space, cluster, made, width)
-        problem = _problem_of(space, cluster, outcome)
+        problem = "" if action == "keep" else _problem_of(space, cluster, outcome)
     reason = problem
     if asked_for:
         reason = f"{ASKED_FOR}, but {problem}" if problem else ASKED_FOR
+    elif action == "keep":
+        how = "by a profile of another type: not measured" if space.taken else "as it was measured"
+        reason = f"today's cluster, {how}"
+    batch = work.global_batch_size
+    is_wider = outcome is not None and batch is not None and cluster.replicas != 1
+    # What a script sets is of one rank, and a host may have several.
+    num_workers = math.ceil(cluster.dnn.all_workers / work.ranks) if action == "tune" else 0
     return Plan(
         action=action,
         groups=tuple(_groups(cluster)),
-        remote_share=share,
+        remote_share=made.remote_share if outcome else 0.0,
         predicted=outcome,
         feasible=not problem,
         reason=reason,
-        global_batch_size=wider,
-        num_workers=num_workers,
-    )
-
-
-def todays_plan(space: Space, *, is_taken: bool) -> Plan:
-    """Returns today's cluster as it was measured; as predicted, if the profile was scaled."""
-    work = space.work
-    made = estimate(work, work.todays)
-    plan = make_plan(space, "keep", work.todays, made=made)
-    outcome = plan.predicted
-    reason = "today's cluster, by a profile of another type: not measured"
-    if not is_taken:
-        reason = "today's cluster, as it was measured"
-        # A repeated run on the same hosts differs, too, and so does the machine.
-        width = min(math.hypot(_BAND, work.others_width), _WIDEST) if work.is_checked else 0.0
-        made = replace(made, step_seconds=work.measured_seconds)
-        outcome = _predicted(space, work.todays, made, width)
-    # It runs today, whatever the constraints allow.
-    return msgspec.structs.replace(
-        plan, predicted=outcome, feasible=True, reason=reason, remote_share=0.0
+        global_batch_size=max(1, round(cluster.replicas * (batch or 1))) if is_wider else None,
+        num_workers=num_workers or None,
     )
 
 
@@ -319,42 +296,36 @@ def _predicted(space: Space, cluster: Cluster, made: Estimate, width: float) -> 
         width: The relative error.
     """
     work = space.work
-    is_billed = space.ranking.is_billed
     price = _usd_per_hour(cluster)
     price_today = _usd_per_hour(work.todays)
-    if is_billed and None in (price, price_today):
+    if space.is_billed and None in (price, price_today):
         return None
     step = made.step_seconds
     low, high = step * (1 - width), step * (1 + width)
     # Time and money are counted by whole epochs, where they are known.
-    epochs = planned_epochs(work, cluster)
-    epochs_today = planned_epochs(work, work.todays)
+    epochs = _planned_epochs(work, cluster)
+    epochs_today = _planned_epochs(work, work.todays)
     seconds = step
     seconds_today = work.measured_seconds
-    whole: dict[str, float] = {}
+    figures: dict[str, float | None] = {}
     if epochs and epochs_today:
         seconds = epochs.whole_step_seconds(step)
         seconds_today = epochs_today.whole_step_seconds(seconds_today)
-        whole = {
+        figures = {
             "whole_step_seconds": seconds,
             "whole_step_seconds_low": epochs.whole_step_seconds(low, pause="low_seconds"),
             "whole_step_seconds_high": epochs.whole_step_seconds(high, pause="high_seconds"),
         }
-    cpu_seconds = seconds * _capacity(cluster)
     # Without a bill CPU-seconds are compared.
-    change = cpu_seconds / (seconds_today * _capacity(work.todays)) - 1
-    money: dict[str, float | None] = {}
+    change = seconds * _capacity(cluster) / (seconds_today * _capacity(work.todays)) - 1
+    hours = None if space.total_steps is None else space.total_steps * seconds / 3600
     if price is not None:
-        cost = seconds * price * 1000 / 3600
-        money = {"usd_per_hour": price, "usd_per_1000_steps": cost}
-        if price_today:
-            money["break_even_speedup"] = price / price_today
-        if is_billed and price_today:
-            change = cost / (seconds_today * price_today * 1000 / 3600) - 1
-    if space.total_steps is not None:
-        money["total_hours"] = space.total_steps * seconds / 3600
-        if price is not None:
-            money["total_usd"] = space.total_steps * cost / 1000
+        figures["usd_per_hour"] = price
+        figures["usd_per_1000_steps"] = seconds * price * 1000 / 3600
+        figures["total_usd"] = None if hours is None else hours * price
+        figures["break_even_speedup"] = price / price_today if price_today else None
+        if space.is_billed and price_today:
+            change = seconds * price / (seconds_today * price_today) - 1
     kernel_seconds = made.accelerator_seconds * (1 - work.launch_share)
     return Predicted(
         step_seconds=step,
@@ -366,11 +337,11 @@ def _predicted(space: Space, cluster: Cluster, made: Estimate, width: float) -> 
         accelerator_utilization=min(1.0, kernel_seconds / step),
         speedup=seconds_today / seconds,
         cost_change=change,
-        cpu_seconds=cpu_seconds,
+        cpu_seconds=seconds * _capacity(cluster),
         accelerator_seconds=seconds * cluster.dnn.count * cluster.dnn.instance.accelerators,
         is_estimate=price is not None and any(each.instance.estimate for each in cluster.hosts),
-        **money,
-        **whole,
+        total_hours=hours,
+        **figures,
     )
 
 
@@ -392,15 +363,15 @@ def _capacity(cluster: Cluster) -> float:
     return sum(hosts.count * hosts.instance.capacity for hosts in cluster.hosts)
 
 
-def planned_epochs(work: Work, cluster: Cluster) -> EpochTimes | None:
+def _planned_epochs(work: Work, cluster: Cluster) -> EpochTimes | None:
     """Returns the epochs of a cluster; None where nothing is known of today's."""
     times = work.epochs
     if times is None or not (times.steps or times.inside_seconds):
         return None
-    start = times.start
     here = _batch_seconds(work, work.todays.dnn)
     makers = [hosts for hosts in cluster.hosts if hosts.workers != 0]
     first = max((_batch_seconds(work, hosts) for hosts in makers), default=here)
+    start = times.start
     if work.num_workers == 0 and makers:
         # No worker made a batch: the first one is the trainer's no more.
         start = EpochPause(seconds=first, low_seconds=first, high_seconds=first, count=0)
@@ -416,8 +387,7 @@ def planned_epochs(work: Work, cluster: Cluster) -> EpochTimes | None:
 
 def _batch_seconds(work: Work, hosts: Hosts) -> float:
     """Returns the seconds in which one worker makes one rank's batch."""
-    seconds = work.worker_seconds(hosts.instance) + work.shared_seconds
-    return seconds / work.ranks
+    return (work.worker_seconds(hosts.instance) + work.shared_seconds) / work.ranks
 
 
 def _widths(work: Work, cluster: Cluster, made: Estimate) -> Iterator[float]:

@@ -5,16 +5,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from stoker.catalog import Instance
-from stoker.decide.model import (
-    Cluster,
-    Estimate,
-    Hosts,
-    estimate,
-    more_workers,
-    shards_on,
-    tuned,
-)
-from stoker.decide.price import Space, make_plan, misses_deadline
+from stoker.decide.model import Cluster, Hosts, estimate, more_workers, shards_on, tuned
+from stoker.decide.price import Space, make_plan
 from stoker.errors import UsageError
 from stoker.records import Action, Group, Plan
 
@@ -44,7 +36,11 @@ def searched(space: Space, keep: Plan) -> Iterator[Plan]:
         yield free
     today = space.today
     is_here = space.catalog.info.is_this_machine
-    family = [*_of_the_family(space)]
+    family = [
+        instance
+        for instance in (space.get(listed.type) for listed in space.catalog.instances)
+        if (instance.family, instance.accelerator_model) == (today.family, today.accelerator_model)
+    ]
     for instance in family:
         is_larger = instance.vcpus > today.capacity and instance.accelerators == today.accelerators
         # On this machine even if not allowed, as an infeasible plan: the cores of data hosts are
@@ -57,7 +53,7 @@ def searched(space: Space, keep: Plan) -> Iterator[Plan]:
     # More accelerators change the global batch, thus the training: searched only if needed. All
     # hosts of this machine have the same ones.
     is_needed = outcome is not None and (
-        outcome.limit in ("accelerator", "launch") or misses_deadline(outcome, space.constraints)
+        outcome.limit in ("accelerator", "launch") or space.misses_deadline(outcome)
     )
     if not is_needed or not today.accelerators or is_here:
         return
@@ -80,33 +76,20 @@ def free_plan(space: Space) -> Plan | None:
     if work.num_workers is None or space.unworkable or work.shards:
         return None
     better = more_workers(work)
-    if better is None:
-        return None
-    # What a script sets is of one rank, and a host may have several.
-    num_workers = math.ceil(better.dnn.all_workers / work.ranks)
-    return make_plan(space, "tune", better, num_workers=num_workers)
-
-
-def _of_the_family(space: Space) -> Iterator[Instance]:
-    today = space.today
-    for listed in space.catalog.instances:
-        instance = space.get(listed.type)
-        is_same_model = instance.accelerator_model == today.accelerator_model
-        if instance.family == today.family and is_same_model:
-            yield instance
+    return make_plan(space, "tune", better) if better else None
 
 
 def _best_heterogeneous(space: Space, free: Plan | None) -> Iterator[Plan]:
     """Yields today's hosts with data hosts: those of the best types, each with 1 to the most."""
-    ranking = space.ranking
     base = space.work.todays
     if space.work.num_workers is None:
         base = _cluster(space, space.today, space.work.hosts)
     if free:
         # What costs nothing comes first: data hosts are not to be credited with it.
         base = base.with_workers(free.groups[0].workers_per_host)
-    plans: dict[str, list[Plan]] = {}
+    by_type = []
     for instance in _data_types(space):
+        plans: list[Plan] = []
         least = math.inf
         for count in range(1, space.constraints.max_data_hosts + 1):
             data = Hosts(instance=instance, count=count, workers=instance.vcpus)
@@ -116,13 +99,11 @@ def _best_heterogeneous(space: Space, free: Plan | None) -> Iterator[Plan]:
             if step > least * _SHORTER:
                 break
             least = step
-            plans.setdefault(instance.type, []).append(plan)
-
-    def best(name: str) -> tuple[bool, float, float, int, str]:
-        return min(map(ranking.rank, plans[name]))
-
-    for name in sorted(plans, key=best)[:_BEST_TYPES]:
-        yield from plans[name]
+            plans.append(plan)
+        if plans:
+            by_type.append((min(map(space.rank, plans)), plans))
+    for _, plans in sorted(by_type)[:_BEST_TYPES]:
+        yield from plans
 
 
 def _data_types(space: Space) -> Iterator[Instance]:
@@ -132,10 +113,9 @@ def _data_types(space: Space) -> Iterator[Instance]:
         listed.setdefault(name, space.catalog.get(name))
     # The catalog may know today's type without listing it: local types, and types of nodes.
     listed.setdefault(space.today.type, space.today)
-    is_billed = space.ranking.is_billed
     for name in sorted(listed):
         instance = space.get(name)
-        has_price = instance.usd_per_hour is not None or not is_billed
+        has_price = instance.usd_per_hour is not None or not space.is_billed
         if not listed[name].accelerators and has_price and not space.why_unusable(instance):
             yield instance
 
@@ -154,40 +134,31 @@ def named(space: Space, groups: Sequence[Group]) -> Plan:
         )
     (group,) = dnn_groups
     workers = group.workers_per_host
-    cluster = _cluster(space, space.get(group.instance_type), group.count)
+    instance = space.get(group.instance_type)
+    cluster = _cluster(space, instance, group.count)
     data = []
     for other in groups:
         if other.role == "data":
-            instance = space.get(other.instance_type)
+            kind = space.get(other.instance_type)
             own = other.workers_per_host
-            own = instance.vcpus if own is None else own
-            data.append(Hosts(instance=instance, count=other.count, workers=own))
+            own = kind.vcpus if own is None else own
+            data.append(Hosts(instance=kind, count=other.count, workers=own))
     processes = group.processes_per_host or cluster.processes
     cluster = replace(cluster, data=tuple(data), processes=processes)
-    if workers is not None:
-        cluster = cluster.with_workers(workers)
-    action = _action(space, cluster)
-    problem = _problem(space, cluster, workers=workers)
     # A group without :WORKERS leaves them to stoker, as a searched cluster does.
-    if workers is None and not problem:
-        return _planned(space, action, cluster, asked_for=True)
-    return make_plan(space, action, cluster, problem=problem, asked_for=True)
-
-
-def _problem(space: Space, cluster: Cluster, *, workers: int | None) -> str:
-    """Returns why a named cluster cannot be predicted or run; empty: nothing is in the way."""
-    instance = cluster.dnn.instance
-    if cluster.data and space.unfed:
-        return space.unfed
-    if workers and space.unworkable:
-        return space.unworkable
-    if space.catalog.info.is_this_machine and instance.accelerators and cluster.replicas > 1:
-        return f"this machine has no accelerators for {cluster.dnn.count} training hosts"
+    cluster = _settled(space, cluster) if workers is None else cluster.with_workers(workers)
     todays, there = map(_accelerators, (space.today, instance))
-    if there != todays:
+    problem = ""
+    if cluster.data and space.unfed:
+        problem = space.unfed
+    elif workers and space.unworkable:
+        problem = space.unworkable
+    elif space.catalog.info.is_this_machine and instance.accelerators and cluster.replicas > 1:
+        problem = f"this machine has no accelerators for {group.count} training hosts"
+    elif there != todays:
         what = f"the accelerators differ ({todays} today, {there} here)"
-        return f"{what}: profile the training there"
-    return ""
+        problem = f"{what}: profile the training there"
+    return make_plan(space, _action(space, cluster), cluster, problem=problem, asked_for=True)
 
 
 def _accelerators(instance: Instance) -> str:
@@ -218,40 +189,29 @@ def _cluster(space: Space, instance: Instance, count: int) -> Cluster:
         replicas=max(count * larger / work.hosts, 1e-6),
         scaling=_SCALING_ACROSS if count > work.hosts else _SCALING_INSIDE,
     )
-    if space.unworkable:
-        return cluster
-    return tuned(work, cluster)
+    return cluster if space.unworkable else tuned(work, cluster)
 
 
-def _planned(space: Space, action: Action, cluster: Cluster, *, asked_for: bool = False) -> Plan:
-    """Returns the plan with the workers that stoker would set on the dnn hosts."""
+def _planned(space: Space, action: Action, cluster: Cluster) -> Plan:
+    return make_plan(space, action, _settled(space, cluster))
+
+
+def _settled(space: Space, cluster: Cluster) -> Cluster:
+    """Returns the cluster with the workers that stoker would set on the dnn hosts."""
     work = space.work
     shards = shards_on(work, cluster)
     if shards and cluster.dnn.workers is not None:
         most = min(cluster.dnn.workers, math.ceil(shards / cluster.dnn.count))
         cluster = cluster.with_workers(most)
-    made = None
-    if cluster.data and space.feed.local_workers != "auto":
-        cluster = cluster.with_workers(space.feed.local_workers)
-    elif cluster.data:
-        made = estimate(work, cluster)
-        if alone := _alone(space, cluster, made):
-            cluster = cluster.with_workers(0)
-            made = alone
-    return make_plan(space, action, cluster, made=made, asked_for=asked_for)
-
-
-def _alone(space: Space, cluster: Cluster, mixed: Estimate) -> Estimate | None:
-    """Returns the estimate without local workers, if data hosts need none.
-
-    Then the trainer has the CPUs. They need none if they make all batches, or if the accelerator
-    is the limit with room left.
-    """
-    if mixed.remote_share < 1 and mixed.limit != "accelerator":
-        return None
-    alone = estimate(space.work, cluster.with_workers(0))
-    if alone.step_seconds > mixed.step_seconds * (1 + 1e-9):
-        return None
-    has_room = alone.second_seconds <= _ROOM * alone.step_seconds
-    is_enough = mixed.remote_share >= 1 or (alone.limit == "accelerator" and has_room)
-    return alone if is_enough else None
+    if not cluster.data:
+        return cluster
+    if space.feed.local_workers != "auto":
+        return cluster.with_workers(space.feed.local_workers)
+    alone = cluster.with_workers(0)
+    mixed = estimate(work, cluster)
+    made = estimate(work, alone)
+    # Without local workers the trainer has the CPUs. Data hosts need none if they make all batches,
+    # or if the accelerator is the limit with room left.
+    has_room = made.limit == "accelerator" and made.second_seconds <= _ROOM * made.step_seconds
+    is_enough = mixed.remote_share >= 1 or has_room
+    return alone if is_enough and made.step_seconds <= mixed.step_seconds * (1 + 1e-9) else cluster

@@ -16,7 +16,6 @@ from types import MappingProxyType
 
 import msgspec
 
-from stoker.decide.explain import free_words
 from stoker.errors import UsageError
 from stoker.failure_reasons import shortened
 from stoker.parameters import PARAMETER_INPUT, PARAMETERS_INPUT
@@ -249,5 +248,4 @@ def free_advice(profiled: Profile, decision: Decision) -> list[str]:
     """Returns the advice that costs nothing and helps with any plan."""
     # `num-workers` is from decide, the others are fixes of the profile.
     free = {fix.id for fix in profiled.fixes if fix.cost == "none"} | {"num-workers"}
-    texts = [advice.text for advice in decision.advice if advice.id in free]
-    return [*filter(None, [free_words(decision)]), *texts]
+    return [advice.text for advice in decision.advice if advice.id in free]
