@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.feed.step_times import epoch_times, training_steps, whole_run, whole_step
+from stoker.feed.step_times import training_steps, whole_run
 from stoker.feed.timeline import Timeline, read_timeline
 from stoker.figures.measured import measure
 from support.aws_answers import Clock
@@ -59,18 +59,18 @@ def test_wait_for_each_first_batch_counts(tmp_path):
 
 def test_validation_between_epochs_counts(tmp_path):
     trained(tmp_path / "t.csv", validation=4.2)
-    found = epoch_times(rows_of(tmp_path / "t.csv"))
-    assert (found.between.seconds, found.between.count) == (pytest.approx(4.2), 2)
-    assert whole_step(rows_of(tmp_path / "t.csv")).seconds == pytest.approx(
-        STEP + 0.76 / 42 + 4.2 / 42
-    )
+    run = whole_run(rows_of(tmp_path / "t.csv"))
+    between = run.times.between
+    assert (between.seconds, between.count) == (pytest.approx(4.2), 2)
+    assert run.step_seconds == pytest.approx(STEP + 0.76 / 42 + 4.2 / 42)
 
 
 def test_start_of_the_run_is_apart(tmp_path):
     short, long = tmp_path / "short.csv", tmp_path / "long.csv"
     trained(short, startup=1.0)
     trained(long, startup=100.0)
-    assert whole_step(rows_of(short)).seconds == pytest.approx(whole_step(rows_of(long)).seconds)
+    runs = [whole_run(rows_of(path)) for path in (short, long)]
+    assert runs[0].step_seconds == pytest.approx(runs[1].step_seconds)
 
 
 def test_parts_add_up_to_the_clock(tmp_path):

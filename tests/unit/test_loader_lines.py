@@ -62,12 +62,11 @@ def test_a_loader_made_in_each_epoch_is_one_loader_with_all_epochs(timeline):
 
 
 def test_training_and_validation_of_one_line_are_two(timeline):
-    data = numbers(4)
     for _ in range(2):
-        loaders = [made(data) for _ in ("train", "val")]
+        loaders = [made(numbers(size)) for size in (8, 4)]
         for loader in loaders:
             read(loader)
-    assert found(timeline) == [(0, 8), (1, 8)]
+    assert found(timeline) == [(0, 16), (1, 8)]
 
 
 # A profile sees what changes between the steps of a loader without workers.

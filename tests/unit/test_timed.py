@@ -52,7 +52,7 @@ def test_batches_are_the_same_and_each_pass_is_an_epoch_with_its_steps(run):
     assert next(iter(batches)) == [0] * 4
     gc.collect()
     steps = written(run)
-    assert {(step.loader, step.samples) for step in steps} == {(0, 4)}
+    assert {(step.loader, step.samples) for step in steps} == {(1000, 4)}
     assert Counter(step.epoch for step in steps) == {0: 3, 1: 3, 2: 3, 3: 3, 4: 1}
 
 
@@ -62,12 +62,11 @@ def test_a_new_source_each_epoch_is_one_loaders_where_the_line_or_the_name_is_th
             pass
     list(stoker.timed(Numbers(), name="validation"))
     list(stoker.timed(Numbers(), name="validation"))
-    # Loaders of torch share the numbers of the sources.
     list(stoker.DataLoader([1, 2, 3]))
     list(stoker.timed(Numbers()))
     steps = written(run)
     assert [(step.loader, step.epoch) for step in steps[::3]] == [
-        *((0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (3, 0))
+        *((1000, 0), (1000, 1), (1001, 0), (1001, 1), (0, 0), (1002, 0))
     ]
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from stoker.environment import from_environment
+from stoker.feed.bookkeeping import _process
 from stoker.feed.engine.run_messages import FeedWork, HostWork, Progress
 from stoker.feed.rank_reports import (
     ENOUGH_STEPS,
@@ -18,6 +19,7 @@ from stoker.logs import Log
 
 
 def test_a_loader_that_is_not_stokers_is_named_once(tmp_path):
+    _process.cache_clear()
     said = io.StringIO()
     settings = from_environment({"STOKER_OUTPUT": str(tmp_path)})
     watch = OptimizerWatch(settings, Log(run="test", host="algo-1", stream=said))

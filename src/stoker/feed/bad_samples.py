@@ -5,13 +5,16 @@ Only those of batches that the script gets are noted, so each is noted once, in 
 
 import csv
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from stoker.environment import ProcessSettings
 from stoker.errors import FeedError
 from stoker.feed.engine.messages import BadSample
 from stoker.logs import EventName, Log
+
+if TYPE_CHECKING:
+    from stoker.feed.tolerance import ToleratedBatch
 
 # The leader joins those of the ranks of its host.
 FILE = "bad_samples.csv"
@@ -36,55 +39,31 @@ _MIN_SAMPLES = 100
 _MAX_NAMED = 5
 
 
-@dataclass(slots=True)
-class BadSamples:
-    """Bad samples of one loader of this process in its epoch.
+def check_limit(
+    bad: Sequence[BadSample], *, samples: int, epoch_samples: int, most: float, where: str
+) -> None:
+    """Raises FeedError if an epoch of a loader has too many bad samples.
 
-    Attributes:
-        tried: Classes of errors that were tried in the trainer, too.
-        epoch_samples: Of the epoch, as far as they are known.
-        samples: That the script got, or lost, in the epoch.
-        num_bad: Of these.
-        first: The first bad ones of the epoch, in words.
+    Args:
+        bad: These.
+        samples: That the script got, or lost.
+        epoch_samples: Of the whole epoch, as far as they are known.
+        most: `feed.max_errors`: a number, or below 1 a share of the epoch's samples.
+        where: The rank, and where the list of bad samples is.
     """
-
-    tried: set[str] = field(default_factory=set)
-    epoch_samples: int = 0
-    samples: int = 0
-    num_bad: int = 0
-    first: list[str] = field(default_factory=list)
-
-    def begin(self, *, epoch_samples: int) -> None:
-        self.epoch_samples = epoch_samples
-        self.samples = self.num_bad = 0
-        self.first = []
-
-    def count(self, bad: Sequence[BadSample], *, samples: int, most: float, where: str) -> None:
-        """Counts a batch that had so many samples, with the bad ones.
-
-        Args:
-            most: `feed.max_errors`: a number, or below 1 a share of the epoch's samples.
-            where: The rank, and where the list of bad samples is.
-
-        Raises:
-            FeedError: If there are too many.
-        """
-        self.samples += samples
-        self.num_bad += len(bad)
-        named = [f"{one.index} ({one.error}: {one.text[:80]})" for one in bad]
-        self.first = [*self.first, *named][:_MAX_NAMED]
-        limit, allowed = f"{most:.0f} samples", most
-        if most < 1:
-            whole = max(self.samples, self.epoch_samples, _MIN_SAMPLES)
-            # 0.29 of 100 are 28.999999999999996 as computers multiply.
-            limit, allowed = f"{most:g} of {whole}", round(most * whole, 6)
-        if self.num_bad > allowed:
-            raise FeedError(
-                f"{self.num_bad} of {self.samples} samples of this epoch are bad, feed.max_errors "
-                f"is {limit}: {'; '.join(self.first)}",
-                where=where,
-                fix="mend these samples or take them out of the dataset, or raise feed.max_errors",
-            )
+    limit, allowed = f"{most:.0f} samples", most
+    if most < 1:
+        whole = max(samples, epoch_samples, _MIN_SAMPLES)
+        # 0.29 of 100 are 28.999999999999996 as computers multiply.
+        limit, allowed = f"{most:g} of {whole}", round(most * whole, 6)
+    if len(bad) > allowed:
+        named = [f"{one.index} ({one.error}: {one.text[:80]})" for one in bad[:_MAX_NAMED]]
+        raise FeedError(
+            f"{len(bad)} of {samples} samples of this epoch are bad, feed.max_errors is {limit}: "
+            f"{'; '.join(named)}",
+            where=where,
+            fix="mend these samples or take them out of the dataset, or raise feed.max_errors",
+        )
 
 
 class BadSampleList:
@@ -98,7 +77,6 @@ class BadSampleList:
         self.count = 0
         self._settings = settings
         self._log = log
-        self._has_begun = False
 
     @property
     def where(self) -> str:
@@ -106,58 +84,40 @@ class BadSampleList:
         listed = "" if self._settings.output is None else f", listed in {FILE}"
         return f"rank {self._settings.rank}{listed}"
 
-    def add(
-        self,
-        bad: Sequence[BadSample],
-        *,
-        epoch: int,
-        number: int,
-        loader: int,
-        host: str,
-        worker: int,
-    ) -> None:
+    def add(self, batch: "ToleratedBatch", *, epoch: int, number: int, loader: int) -> None:
         """Lists the bad samples of a batch, in the order of their places; says the first one.
 
         Args:
-            bad: These.
+            batch: The batch.
             epoch: As in the rank's timeline.
             number: The batch's.
             loader: As in the rank's timeline.
-            host: That made it.
-            worker: Likewise; -1: it is not known.
         """
         settings = self._settings
         if not self.count:
-            self._say(bad[0])
-        rows = bad[: max(0, MAX_ROWS - self.count)]
-        self.count += len(bad)
+            first = batch.bad[0]
+            done = f"{first.replaced_by} is in its place" if first.replaced_by else "left out"
+            text = f"sample {first.index} cannot be made ({first.error}: {first.text}): {done}; "
+            text += f"further ones are in {FILE}"
+            self._log.event(EventName.SAMPLE_BAD, rank=settings.rank, text=text)
+        rows = batch.bad[: max(0, MAX_ROWS - self.count)]
+        self.count += len(batch.bad)
         if settings.output is None:
             return
+        of_batch = (epoch, number, settings.rank, loader)
+        maker = (batch.host or settings.host, batch.worker if batch.worker >= 0 else "")
         path = settings.output / FILE_OF_RANK.format(rank=settings.rank)
         try:
             with path.open("a", newline="", encoding="utf-8") as file:
                 writer = csv.writer(file)
                 if not file.tell():
                     writer.writerow(COLUMNS)
-                elif not self._has_begun:
-                    # A process that was killed may have left half a line.
-                    file.write("\r\n")
-                self._has_begun = True
-                of_batch = (epoch, number, settings.rank, loader)
-                maker = (host, worker if worker >= 0 else "")
                 for one in rows:
                     what = (one.place, one.index, one.error, one.text, one.replaced_by)
                     writer.writerow((*of_batch, *what, *maker))
         except OSError as err:
             text = f"bad samples cannot be listed: {err}"
             self._log.event(EventName.RECORD_WRITE_FAILED, text=text)
-
-    def _say(self, first: BadSample) -> None:
-        settings = self._settings
-        done = f"{first.replaced_by} is in its place" if first.replaced_by else "left out"
-        text = f"sample {first.index} cannot be made ({first.error}: {first.text}): {done}; "
-        text += f"further ones are in {FILE}"
-        self._log.event(EventName.SAMPLE_BAD, rank=settings.rank, text=text)
 
 
 def join_files(output: Path) -> int:

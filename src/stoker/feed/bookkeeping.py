@@ -17,33 +17,25 @@ from traceback import walk_stack
 from typing import TYPE_CHECKING, NamedTuple, NotRequired, TypedDict, cast
 
 from stoker.environment import ProcessSettings, from_environment
-from stoker.feed.bad_samples import BadSampleList, BadSamples
+from stoker.feed.bad_samples import BadSampleList
 from stoker.feed.foreign_loaders import is_worker
-from stoker.feed.timeline import FILE, Timeline
+from stoker.feed.timeline import FILE, FIRST_SOURCE, Timeline
 from stoker.host.installed import INSTALLED_FILE
 from stoker.logs import Log
 
 if TYPE_CHECKING:
-    import torch
     from torch.utils.data import DataLoader
 
     from stoker.feed.engine.loader_spec import PackedSpec
-    from stoker.feed.streams import StreamProgress, StreamState
+    from stoker.feed.streams import StreamProgress
 
-_MAX_FORMER = 100
-_MAX_REASONS = 3
 # The attribute of a loader that holds its `Making`.
 _MADE = "_stoker_made"
 _MAKERS = ("torch", "torchdata", "stoker")
 
 
-class SamplerSnapshot(TypedDict):
-    """Random states at one moment: the three global ones, and those of generators by path."""
-
-    torch: "torch.Tensor"
-    python: object
-    numpy: object
-    generators: dict[str, object]
+# Random states at one moment, by generator: the three global ones, and those of a loader's parts.
+SamplerSnapshot = dict[str, object]
 
 
 class EpochBeginning(TypedDict):
@@ -63,7 +55,7 @@ class EpochBeginning(TypedDict):
     digest: str
     at_iter: SamplerSnapshot | None
     at_draw: SamplerSnapshot | None
-    stream: NotRequired["StreamState"]
+    stream: NotRequired[dict[str, object]]
 
 
 class LoaderState(TypedDict):
@@ -122,7 +114,7 @@ class LoaderBooks:
     """Bookkeeping of one DataLoader across epochs.
 
     Attributes:
-        number: In the timeline; shared by loaders that one line makes again.
+        number: In the timeline; loaders of one kind share it.
         first_epoch: Epochs in the timeline under that number before this loader.
         progress: Of the epoch that began last.
         loaded: A state that the next epoch resumes from.
@@ -130,7 +122,7 @@ class LoaderBooks:
         made_here: The trainer makes its batches from its next iter() on.
         sent: What data hosts got last; None: nothing yet.
         is_whole: Without workers: plain cloudpickle takes its parts; None: not tried yet.
-        bad: Its bad samples, if these are skipped or replaced.
+        tried: Classes of errors of bad samples that were tried in the trainer, too.
     """
 
     number: int
@@ -143,7 +135,7 @@ class LoaderBooks:
     made_here: bool = False
     sent: Sent | None = None
     is_whole: bool | None = None
-    bad: BadSamples = field(default_factory=BadSamples)
+    tried: set[str] = field(default_factory=set)
 
     def pending_state(self) -> LoaderState | None:
         """Returns the loaded state that the next epoch begins from."""
@@ -152,12 +144,6 @@ class LoaderBooks:
             return self.loaded
         # Its iterator was dropped before it gave anything.
         return progress.resumed
-
-    def pending_stream(self) -> "StreamState | None":
-        """Returns the state in mid-epoch of an iterable dataset, where the next epoch has one."""
-        state = self.pending_state()
-        begun = state and state["begun"]
-        return begun.get("stream") if begun else None
 
     def next_epoch(self) -> int:
         self.epochs += 1
@@ -168,9 +154,8 @@ class Making(NamedTuple):
     """Where and when (monotonic) a loader was made.
 
     Attributes:
-        lines: File and line of the innermost call outside of torch and stoker, then of the calls
-            in the script's own files that led there. Calls inside other packages are left out:
-            Lightning's trainer makes its first loader and later ones in different ways.
+        lines: File and line of the calls in the script's own files that led there, innermost first;
+            of a loader that only other packages made, of the innermost call in these.
     """
 
     lines: tuple[tuple[str, int], ...]
@@ -179,57 +164,39 @@ class Making(NamedTuple):
 
 def note_making(loader: object) -> None:
     """Keeps where a loader was made; called in its constructor."""
-    lines: list[tuple[str, int]] = []
+    places: list[tuple[str, int]] = []
     for frame, line in walk_stack(sys._getframe(1)):
         module, _, _ = str(frame.f_globals.get("__name__", "")).partition(".")
-        file = frame.f_code.co_filename
-        is_innermost = not lines and module not in _MAKERS
-        is_own = not (file.startswith("<frozen ") or INSTALLED_FILE.search(file))
-        if is_innermost or (lines and is_own):
-            lines.append((file, line))
-    setattr(loader, _MADE, Making(tuple(lines), time.monotonic()))
+        if module not in _MAKERS and not frame.f_code.co_filename.startswith("<frozen "):
+            places.append((frame.f_code.co_filename, line))
+    own = [place for place in places if not INSTALLED_FILE.search(place[0])]
+    setattr(loader, _MADE, Making(tuple(own or places[:1]), time.monotonic()))
 
 
 def line_words(loader: object) -> str:
-    """Returns FILE:LINE of the script's line that led to a loader's making; empty: not known.
-
-    Of a loader that only other packages made it is the package's line.
-    """
+    """Returns FILE:LINE of the script's line that led to a loader's making; empty: not known."""
     making: Making | None = getattr(loader, _MADE, None)
     if making is None or not making.lines:
         return ""
-    in_script = (place for place in making.lines if not INSTALLED_FILE.search(place[0]))
-    file, line = next(in_script, making.lines[0])
+    file, line = making.lines[0]
     return f"{os.path.basename(file)}:{line}"
 
 
-class FormerLoader:
-    """A loader that was read, to recognise it when the script makes it again.
+def kind_of(loader: "DataLoader[object]") -> tuple[object, ...]:
+    """Returns what a loader has in common with one that the script makes again, in each epoch.
 
-    That is: by the same line of the script, called from the same lines, after the former one was
-    read, over a dataset of the same type and length in batches of the same size. So loaders for
-    training and validation are two, even where one helper makes both.
+    They are made by the same line of the script, called from the same lines, over a dataset of the
+    same type and length, in batches of the same size.
     """
-
-    def __init__(self, loader: "DataLoader[object]", *, books: LoaderBooks | None = None) -> None:
-        self.number = 0 if books is None else books.number
-        self._books = (lambda: None) if books is None else weakref.ref(books)
-        self._kind = _kind_of(loader)
-        self._opened = time.monotonic()
-
-    def is_made_again(self, loader: "DataLoader[object]") -> bool:
-        making: Making | None = getattr(loader, _MADE, None)
-        if making is None or making.seconds < self._opened or self._kind != _kind_of(loader):
-            return False
-        books = self._books()
-        # The steps of two loaders that are read at the same time are kept apart.
-        return books is None or books.progress is None or books.progress.is_over
-
-
-def _kind_of(loader: "DataLoader[object]") -> tuple[object, ...]:
     making: Making | None = getattr(loader, _MADE, None)
     dataset = loader.dataset
     return making and making.lines, type(dataset), length_of(dataset), loader.batch_size
+
+
+def made_at(loader: object) -> float:
+    """Returns when (monotonic) a loader was made."""
+    making: Making | None = getattr(loader, _MADE, None)
+    return making.seconds if making else 0.0
 
 
 def length_of(dataset: object) -> int | None:
@@ -251,7 +218,6 @@ class TrainerProcess:
         made_here: Why data hosts did not help: of loaders that were placed here, and of hosts.
         checked_lines: Of the script, whose loaders' first batches were compared with torch's own.
         has_lost_hosts: The feed has said that no data host is there.
-        fed_loaders: Numbers of those that data hosts serve, or could serve for all that is known.
     """
 
     settings: ProcessSettings
@@ -262,11 +228,10 @@ class TrainerProcess:
     made_here: list[str] = field(default_factory=list)
     checked_lines: set[str] = field(default_factory=set)
     has_lost_hosts: bool = False
-    fed_loaders: set[int] = field(default_factory=set)
     # By id, because a subclass may define equality, or have no hash.
     _books: dict[int, LoaderBooks] = field(default_factory=dict)
     _sources: dict[str, LoaderBooks] = field(default_factory=dict)
-    _former: list[FormerLoader] = field(default_factory=list)
+    _numbers: dict[tuple[object, ...], int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.log = Log(run=self.settings.run_id, host=self.settings.host)
@@ -277,35 +242,26 @@ class TrainerProcess:
         loader = getattr(loader, "original", loader)
         books = self._books.get(id(loader))
         if books is None:
-            number = self._number_of(loader)
+            kind = kind_of(loader)
+            # Where it was made may not be known.
+            if not kind[0] or kind not in self._numbers:
+                self._numbers[kind] = self.timeline.new_loader()
+            number = self._numbers[kind]
             books = self._books[id(loader)] = LoaderBooks(
                 number, first_epoch=self.timeline.sums(number).epochs
             )
             weakref.finalize(loader, self._books.pop, id(loader), None).atexit = False
-            self._former.append(FormerLoader(loader, books=books))
-            # Bounded, for scripts that make another loader each time.
-            del self._former[:-_MAX_FORMER]
         return books
-
-    def _number_of(self, loader: "DataLoader[object]") -> int:
-        for former in self._former:
-            if former.is_made_again(loader):
-                self._former.remove(former)
-                return former.number
-        return self.timeline.new_loader()
 
     def books_of_source(self, name: str) -> LoaderBooks:
         books = self._sources.get(name)
         if books is None:
-            books = self._sources[name] = LoaderBooks(self.timeline.new_loader())
+            books = self._sources[name] = LoaderBooks(FIRST_SOURCE + len(self._sources))
         return books
-
-    def known_books(self, loader: "DataLoader[object]") -> LoaderBooks | None:
-        return self._books.get(id(loader))
 
     def note_made_here(self, why: str) -> None:
         """Keeps a reason why data hosts do not help, for the run's last words."""
-        if why not in self.made_here and len(self.made_here) < _MAX_REASONS:
+        if why not in self.made_here:
             self.made_here.append(why)
 
     def share(self, workers_of_host: int) -> int:

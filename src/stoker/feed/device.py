@@ -11,7 +11,7 @@ script that uses a batch on yet another stream says so by `record_stream`, as al
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from types import ModuleType
 from typing import Generic, TypeVar, cast
 
@@ -26,9 +26,6 @@ from stoker.pending_error import PendingError
 _T = TypeVar("_T")
 
 Moments = float | Sequence[float]
-
-# Known to have no `to`, without a look at each name that it would have.
-_PLAIN = frozenset({list, tuple, int, float, bool, str, bytes, type(None)})
 
 
 def to_device(
@@ -66,37 +63,36 @@ def to_device(
     Raises:
         ValueError: If `dtype` is not a floating type, or a standard deviation is 0.
     """
-    return DeviceBatches(batches, torch.device(device), dtype=dtype, mean=mean, std=std)
+    device = torch.device(device)
+    pixels = None
+    if dtype is not None or mean is not None or std is not None:
+        pixels = _Pixels(dtype or torch.float32, mean=mean, std=std, device=device)
+    return DeviceBatches(batches, device, pixels)
 
 
 class DeviceBatches(Generic[_T]):
-    """Batches of a loader on `device`, as `to_device` returns them."""
+    """Batches of a loader on `device`, as `to_device` returns them.
+
+    Attributes:
+        num_held: Batches that the loader has given and the script has not got yet.
+        is_under_way: The script has not seen the end of the epoch.
+    """
 
     def __init__(
-        self,
-        batches: Iterable[_T],
-        device: torch.device,
-        *,
-        dtype: torch.dtype | None = None,
-        mean: Moments | None = None,
-        std: Moments | None = None,
+        self, batches: Iterable[_T], device: torch.device, pixels: "_Pixels | None"
     ) -> None:
-        if dtype is not None and not dtype.is_floating_point:
-            raise ValueError(f"dtype={dtype} is not a floating type")
         self._batches = batches
         self.device = device
-        is_normalised = mean is not None or std is not None
-        dtype = dtype or (torch.float32 if is_normalised else None)
-        self._pixels = None if dtype is None else _Pixels(dtype, mean=mean, std=std, device=device)
-        self._num_held = 0
-        self._is_under_way = False
+        self._pixels = pixels
+        self.num_held = 0
+        self.is_under_way = False
 
     def __len__(self) -> int:
         return len(cast("Sized", self._batches))
 
     def __iter__(self) -> Iterator[_T]:
-        self._num_held = 0
-        self._is_under_way = False
+        self.num_held = 0
+        self.is_under_way = False
         streams = _streams_of(self.device)
         if streams is None:
             # Not a generator: the epoch continues after the error of a batch.
@@ -112,8 +108,8 @@ class DeviceBatches(Generic[_T]):
         state = loader_state.state_of(
             self._loader(),
             this_process(),
-            num_held=self._num_held,
-            is_under_way=self._is_under_way,
+            num_held=self.num_held,
+            is_under_way=self.is_under_way,
         )
         return dict(state)
 
@@ -129,19 +125,28 @@ class DeviceBatches(Generic[_T]):
             )
         return self._batches
 
-    def hold(self, num_held: int, *, is_under_way: bool) -> None:
-        # Batches that the loader has given and the script has not got yet.
-        self._num_held = num_held
-        self._is_under_way = is_under_way
-
     def moved(self, batch: _T) -> _T:
-        return cast("_T", _mapped(batch, self._on_device))
+        return cast("_T", self._moved(batch))
 
-    def _on_device(self, value: object) -> object:
-        there: object = value.to(self.device, non_blocking=True)  # type: ignore[attr-defined]
-        if not isinstance(there, torch.Tensor) or there.dtype != torch.uint8:
+    def _moved(self, value: object) -> object:
+        if isinstance(value, Mapping):
+            items = {key: self._moved(item) for key, item in value.items()}
+            return items if type(value) is dict else type(value)(items)  # type: ignore[call-arg]
+        if hasattr(value, "to"):
+            there: object = value.to(self.device, non_blocking=True)
+            if self._pixels and isinstance(there, torch.Tensor) and there.dtype == torch.uint8:
+                return self._pixels.normalised(there)
             return there
-        return there if self._pixels is None else self._pixels.normalised(there)
+        if isinstance(value, list | tuple):
+            moved = map(self._moved, value)
+            if hasattr(value, "_fields"):
+                return type(value)(*moved)  # type: ignore[arg-type]
+            return type(value)(moved)
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            names = [field.name for field in dataclasses.fields(value) if field.init]
+            changes = {name: self._moved(getattr(value, name)) for name in names}
+            return dataclasses.replace(value, **changes)
+        return value
 
 
 class _Pixels:
@@ -155,11 +160,11 @@ class _Pixels:
         std: Moments | None,
         device: torch.device,
     ) -> None:
+        if not dtype.is_floating_point:
+            raise ValueError(f"dtype={dtype} is not a floating type")
         self._dtype = dtype
-        self._is_cast = mean is None and std is None
         # From exact factors: of bfloat16 only the results are rounded.
         exact = torch.float64 if dtype == torch.float64 else torch.float32
-        self._whole = torch.tensor(255.0, dtype=exact, device=device)
         deviation = _moments(1.0 if std is None else std)
         if not bool(deviation.all()):
             raise ValueError(f"std={std}: a standard deviation is 0")
@@ -177,8 +182,6 @@ class _Pixels:
                 f"mean or std of {channels[0]} channels, and uint8 pixels of {tuple(pixels.shape)}"
             )
         numbers = torch.empty_like(pixels, dtype=self._dtype)
-        if self._is_cast:
-            return torch.div(pixels, self._whole, out=numbers)
         return torch.addcmul(self._offset, pixels, self._factor, out=numbers)
 
 
@@ -204,14 +207,14 @@ class _CopiedAhead(Generic[_T]):
         coming = self._coming.pop() if self._coming else self._start()
         if isinstance(coming, PendingError) and coming.is_end:
             self._coming.append(coming)
-            self._owner.hold(0, is_under_way=False)
+            self._owner.num_held, self._owner.is_under_way = 0, False
             raise StopIteration
         # The script's kernels begin after this batch is copied; the host does not wait for it.
         self._streams.current_stream(self._owner.device).wait_stream(self._stream)
         following = self._start()
         self._coming.append(following)
         is_end = isinstance(following, PendingError) and following.is_end
-        self._owner.hold(not is_end, is_under_way=True)
+        self._owner.num_held, self._owner.is_under_way = int(not is_end), True
         if isinstance(coming, PendingError):
             raise coming.take()
         return coming
@@ -249,23 +252,3 @@ def _copy_stream(streams: ModuleType, device: torch.device) -> "torch.cuda.Strea
 def _moments(values: Moments) -> torch.Tensor:
     numbers = torch.tensor(values, dtype=torch.float64)
     return numbers.reshape(()) if numbers.numel() == 1 else numbers.reshape(-1, 1, 1)
-
-
-def _mapped(value: object, change: Callable[[object], object]) -> object:
-    if isinstance(value, torch.Tensor):
-        return change(value)
-    if isinstance(value, Mapping):
-        changed = {key: _mapped(item, change) for key, item in value.items()}
-        return changed if type(value) is dict else type(value)(changed)  # type: ignore[call-arg]
-    if type(value) not in _PLAIN and hasattr(value, "to"):
-        return change(value)
-    if isinstance(value, list | tuple):
-        items = [_mapped(item, change) for item in value]
-        if hasattr(value, "_fields"):
-            return type(value)(*items)  # type: ignore[arg-type]
-        return type(value)(items)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        names = [field.name for field in dataclasses.fields(value) if field.init]
-        changes = {name: _mapped(getattr(value, name), change) for name in names}
-        return dataclasses.replace(value, **changes)
-    return value

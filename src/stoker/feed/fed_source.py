@@ -1,9 +1,8 @@
 """Batches that data hosts make for a loader, and what the trainer makes where no data host can."""
 
-import multiprocessing
 import pickle
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -16,7 +15,6 @@ from stoker.errors import FeedError, FeedLostError, RebuildingError
 from stoker.feed.bookkeeping import TrainerProcess, line_words
 from stoker.feed.engine.facts import script_facts
 from stoker.feed.engine.feed import Feed
-from stoker.feed.engine.loader_spec import LoaderSpec, StartMethod
 from stoker.feed.engine.messages import BadSample
 from stoker.feed.engine.receiver import current_device
 from stoker.feed.engine.scheduler import BatchScheduler
@@ -36,9 +34,8 @@ from stoker.feed.local_sources import (
     Epoch,
     TrainerSource,
     WorkersSource,
-    worker_init_of,
 )
-from stoker.feed.placement import is_remote, packed_of, refuse
+from stoker.feed.placement import is_remote, refuse
 from stoker.feed.seeding import Numbered, shown_index
 from stoker.feed.tolerance import ToleratedBatch
 from stoker.feed.trial import made_again, verdict_of
@@ -52,29 +49,23 @@ class FedSource:
     def __init__(
         self, loader: AnyLoader, epoch: Epoch, process: TrainerProcess, feed: Feed
     ) -> None:
-        """Begins an epoch of a loader, as the script or the run's settings have it.
-
-        Raises:
-            ShippingError: If it cannot be sent.
-        """
+        """Begins an epoch of a loader, as the script or the run's settings have it."""
         self._loader = loader
         self._process = process
         self._feed = feed
-        self._is_stream = loader._dataset_kind == _DatasetKind.Iterable
         # Only data hosts have the dataset of `stoker.remote`.
         self._is_remote = is_remote(loader)
-        self._spec = _spec_of(loader, process, epoch, is_remote=self._is_remote)
-        self._packed = packed_of(loader, self._spec, process)
         self._script = script_facts()
         self._books = process.books(loader)
         self._session = feed.session_for(self._books, self._new_schedule)
-        self._current = _Current(feed, self._session)
-        weakref.finalize(self, self._current.cancel)
+        # Its id, which the finalizer knows, too.
+        self._epoch_id = [self._session.epoch_id]
+        weakref.finalize(self, _cancel, feed, self._session, self._epoch_id)
         self._start(epoch, is_first=True)
 
     def _new_schedule(self, max_bytes: int) -> Scheduler:
         loader = self._loader
-        if not self._is_stream:
+        if loader._dataset_kind == _DatasetKind.Map:
             return BatchScheduler(max_bytes=max_bytes)
         return ShardScheduler(
             num_shards=max(1, loader.num_workers),
@@ -84,18 +75,16 @@ class FedSource:
         )
 
     def begin(self, epoch: Epoch) -> None:
-        self._session.cancel(self._current.id)
-        if self._is_stream:
-            # What the script has set since, such as the epoch, reaches workers that persist, too.
-            self._packed = packed_of(self._loader, self._spec, self._process)
+        self._session.cancel(self._epoch_id[0])
         self._start(epoch, is_first=False)
 
     def _start(self, epoch: Epoch, *, is_first: bool) -> None:
         loader = self._loader
         self._epoch = epoch
         self._rest: BatchSource | None = None
-        self._num_before = 0
-        self._is_checked = self._is_remote
+        # Without seeds of batches, a batch of a map-style dataset depends on the worker.
+        is_comparable = epoch.stream is not None or epoch.seeding == "batch"
+        self._is_checked = self._is_remote or not is_comparable
         indices = epoch.indices
         each: OrderedBatch | None = None
         num_shards = 0
@@ -113,9 +102,10 @@ class FedSource:
             is_new = is_first or is_resumed or num_shards != schedule.num_shards
             self._is_checked |= is_resumed or not is_new
         self._indices = IndexSource(indices)
+        assert self._books.sent is not None
         request = EpochRequest(
             epoch=epoch.progress.epoch,
-            spec=self._packed,
+            spec=self._books.sent.packed,
             script=self._script,
             seeding=epoch.seeding,
             num_workers=loader.num_workers,
@@ -129,13 +119,11 @@ class FedSource:
             resumed=epoch.stream if is_resumed else None,
             goes_on=not is_new,
         )
-        self._current.id = self._session.begin(request, self._indices)
+        self._epoch_id[0] = self._session.begin(request, self._indices)
 
     @property
     def num_taken(self) -> int:
-        if self._rest is not None:
-            return self._num_before + self._rest.num_taken
-        return self._session.schedule.num_taken
+        return (self._rest or self._session.schedule).num_taken
 
     def take(self) -> object:
         if self._rest is not None:
@@ -144,7 +132,7 @@ class FedSource:
         if stream is not None:
             next(self._epoch.indices)
         try:
-            outcome = self._session.next(self._current.id, timeout_seconds=self._loader.timeout)
+            outcome = self._session.next(self._epoch_id[0], timeout_seconds=self._loader.timeout)
         except (RebuildingError, FeedLostError) as err:
             self._make_rest_here(err)
             return self.take()
@@ -161,7 +149,7 @@ class FedSource:
     def close(self) -> None:
         if self._rest is not None:
             self._rest.close()
-        self._session.cancel(self._current.id)
+        self._session.cancel(self._epoch_id[0])
 
     def _make_rest_here(self, err: FeedError) -> None:
         """Has torch make what is left of the epoch, as without stoker: no data host does.
@@ -181,7 +169,7 @@ class FedSource:
         """
         rest = self._begin_rest()
         # It counted as taken when it failed.
-        self._num_before -= 1
+        rest.num_taken -= 1
         batch = rest.take()
         why = f"a batch fails on host {host} that the trainer can make ({_last_words(error)})"
         refuse(self._loader, self._process, RebuildingError(why))
@@ -189,9 +177,9 @@ class FedSource:
 
     def _begin_rest(self) -> BatchSource:
         loader, stream = self._loader, self._epoch.stream
-        self._num_before = self.num_taken
+        num_taken = self.num_taken
         epoch = replace(self._epoch)
-        drawn = map(_numbered_of, self._session.cancel(self._current.id))
+        drawn = map(_numbered_of, self._session.cancel(self._epoch_id[0]))
         if stream is None:
             failure = self._indices.failure.moved()
             epoch.indices = chain(drawn, _raising(failure), self._indices.indices)
@@ -200,6 +188,7 @@ class FedSource:
             self._rest = WorkersSource(loader, epoch, num_processes=workers, is_rest=True)
         else:
             self._rest = TrainerSource(loader, epoch)
+        self._rest.num_taken = num_taken
         return self._rest
 
     def _judged(self, outcome: BatchOutcome) -> object:
@@ -224,7 +213,7 @@ class FedSource:
         So does the first bad sample of each class of error. A host whose batch can be made here
         makes no more of this loader.
         """
-        tried = self._books.bad.tried
+        tried = self._books.tried
         kinds = {bad.error for bad in outcome.bad} - tried
         error = outcome.error
         if outcome.ordered is None or not (error or kinds):
@@ -261,25 +250,21 @@ class FedSource:
 
     def _compare(self, outcome: BatchOutcome) -> None:
         """Compares the first batch of a data host with torch's own; says what it finds."""
-        line, epoch = line_words(self._loader), self._epoch
-        # Without seeds of batches, a batch of a map-style dataset depends on the worker.
-        is_comparable = self._is_stream or epoch.seeding == "batch"
-        if self._is_checked or outcome.error is not None or not is_comparable:
+        if self._is_checked or outcome.error is not None:
             return
         self._is_checked = True
+        line, epoch = line_words(self._loader), self._epoch
         if line in self._process.checked_lines:
             return
         self._process.checked_lines.add(line)
-        numbered = next(epoch.indices) if self._is_stream else _numbered_of(outcome.ordered)
+        numbered = next(epoch.indices) if epoch.stream else _numbered_of(outcome.ordered)
         seconds = self._process.timeline.clock() - epoch.began
-        verdict = verdict_of(self._loader, outcome.value, numbered, epoch, seconds=seconds)
-        if verdict.is_other:
-            _put(outcome, verdict.batch, outcome.bad)
-            text = f"data host {outcome.maker[0]} makes {verdict.words}"
-            self._make_rest_here(RebuildingError(text))
-        elif verdict.words:
-            number = self._books.number
-            self._feed.log.event(EventName.FIRST_BATCH, loader=number, text=verdict.words)
+        words, torchs = verdict_of(self._loader, outcome.value, numbered, epoch, seconds=seconds)
+        if torchs:
+            _put(outcome, torchs[0], outcome.bad)
+            self._make_rest_here(RebuildingError(f"data host {outcome.maker[0]} makes {words}"))
+        elif words:
+            self._feed.log.event(EventName.FIRST_BATCH, loader=self._books.number, text=words)
 
 
 def _put(outcome: BatchOutcome, batch: object, bad: tuple[BadSample, ...] = ()) -> None:
@@ -288,18 +273,10 @@ def _put(outcome: BatchOutcome, batch: object, bad: tuple[BadSample, ...] = ()) 
     outcome.error, outcome.is_pinned = None, False
 
 
-class _Current:
-    """The epoch that a session makes for a source, which may be gone."""
-
-    def __init__(self, feed: Feed, session: FeedSession) -> None:
-        self._feed = feed
-        self._session = session
-        self.id = session.epoch_id
-
-    def cancel(self) -> None:
-        """Ends the epoch of a source that is gone; a finalizer, so in any thread: takes no lock."""
-        self._session.cancelled_epoch_id = self.id
-        self._feed.post(partial(self._session.cancel, self.id))
+def _cancel(feed: Feed, session: FeedSession, epoch_id: list[int]) -> None:
+    """Ends the epoch of a source that is gone; a finalizer, so in any thread: takes no lock."""
+    session.cancelled_epoch_id = epoch_id[0]
+    feed.post(partial(session.cancel, epoch_id[0]))
 
 
 def _raising(failure: PendingError) -> Iterator[Numbered]:
@@ -320,37 +297,6 @@ def _last_words(err: BaseException) -> str:
 def _numbered_of(ordered: OrderedBatch | None) -> Numbered:
     assert ordered is not None
     return Numbered(ordered.seed_words, pickle.loads(ordered.index))
-
-
-def _spec_of(
-    loader: AnyLoader, process: TrainerProcess, epoch: Epoch, *, is_remote: bool
-) -> LoaderSpec:
-    is_iterable = loader._dataset_kind == _DatasetKind.Iterable
-    num_workers = loader.num_workers
-    if epoch.stream is not None:
-        # The dataset sees the workers of the epoch that it continues.
-        num_workers = int(epoch.stream.num_workers > 0)
-    if is_remote:
-        # Built in workers alone.
-        num_workers = max(1, num_workers)
-    start_method: str = "fork"
-    if loader.num_workers:
-        # As torch would start them. Not to be fixed here: the script may still set it.
-        context = loader.multiprocessing_context or multiprocessing
-        chosen = context.get_start_method(allow_none=True)
-        start_method = chosen or multiprocessing.get_all_start_methods()[0]
-    return LoaderSpec(
-        start_method=cast("StartMethod", start_method),
-        dataset=loader.dataset,
-        collate_fn=cast("Callable[[object], object]", loader.collate_fn),
-        worker_init_fn=worker_init_of(loader),
-        auto_collation=loader._auto_collation,
-        num_workers=num_workers,
-        is_iterable=is_iterable,
-        drop_last=is_iterable and loader.drop_last,
-        outlives_epochs=is_iterable and loader.persistent_workers,
-        on_error="raise" if is_iterable else process.settings.feed.on_error,
-    )
 
 
 def num_local_workers(loader: AnyLoader, process: TrainerProcess) -> int:

@@ -37,6 +37,14 @@ _GENERATORS = (
 )
 
 
+# The three global ones.
+GLOBALS: dict[str, object] = {
+    "python": random._inst,
+    "numpy": np.random.mtrand._rand,
+    "torch": torch.default_generator,
+}
+
+
 def is_generator(value: object) -> bool:
     """Returns whether it is a random generator whose state can be set."""
     # By its type: `__class__` may run code.
@@ -101,8 +109,7 @@ def find_generators(roots: Mapping[str, object]) -> list[FoundGenerator]:
     Args:
         roots: Objects, by the names that paths begin with.
     """
-    of_python: object = random._inst
-    ids_global = {*map(id, (torch.default_generator, of_python, np.random.mtrand._rand))}
+    ids_global = {*map(id, GLOBALS.values())}
     found: dict[int, FoundGenerator] = {}
     waiting = deque(roots.items())
     # Kept, so that their addresses are not used again.
@@ -160,8 +167,6 @@ def _of_function(function: FunctionType) -> Iterator[tuple[str, object]]:
         # It may have no content yet.
         with contextlib.suppress(ValueError):
             yield f".{name}", cell.cell_contents
-    yield ".__defaults__", function.__defaults__
-    yield ".__kwdefaults__", function.__kwdefaults__
     if _is_users(function):
         # The script's, in a process that was spawned.
         module = function.__module__.replace("__mp_main__", "__main__")

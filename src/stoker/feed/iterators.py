@@ -24,21 +24,20 @@ from torch.utils.data.dataloader import (
     _SingleProcessDataLoaderIter,
 )
 
-from stoker.errors import ShippingError, UsageError
+from stoker.errors import UsageError
+from stoker.feed.bad_samples import check_limit
 from stoker.feed.bookkeeping import (
     EpochBeginning,
     EpochProgress,
-    LoaderState,
     SamplerSnapshot,
     TrainerProcess,
     new_beginning,
 )
 from stoker.feed.engine.messages import BadSample
+from stoker.feed.generators import GLOBALS
 from stoker.feed.loader_state import (
-    SamplerParts,
-    parts_of,
-    set_generators,
-    set_globals,
+    generators_of,
+    restore,
     take,
 )
 from stoker.feed.local_sources import (
@@ -49,11 +48,11 @@ from stoker.feed.local_sources import (
     WorkersSource,
     view_of,
 )
-from stoker.feed.placement import Placement, is_remote, placement_of, refuse, seeding_of
+from stoker.feed.placement import Placement, placement_of, seeding_of
 from stoker.feed.seeding import Numbered, shown_index
 from stoker.feed.streams import ShardProgress, StreamProgress, progress_from
 from stoker.feed.timeline import Steps
-from stoker.feed.tolerance import OnError, ToleratedBatch, check_on_error
+from stoker.feed.tolerance import ToleratedBatch, check_on_error
 
 if TYPE_CHECKING:
     from stoker.feed.fed_source import FedSource
@@ -73,16 +72,18 @@ class EpochIterator(_BaseDataLoaderIter):
                 the sampler does not give the same again as before a state was taken.
             FeedError: If a dataset that only data hosts have cannot be read there.
         """
-        on_error = process.settings.feed.on_error
-        is_map_style = loader._dataset_kind == _DatasetKind.Map
-        check_on_error(loader.dataset, on_error, is_map_style=is_map_style)
+        self._is_map_style = loader._dataset_kind == _DatasetKind.Map
+        self._batch_size = loader.batch_size or 1
+        self._on_error = process.settings.feed.on_error
+        check_on_error(loader.dataset, self._on_error, is_map_style=self._is_map_style)
         self._process = process
         self._books = process.books(loader)
-        self._on_error: OnError = on_error if is_map_style else "raise"
-        self._parts = parts_of(loader)
         # A loader of torch's own class has no `state_dict`, so nobody can ask for its state.
         self._has_state = hasattr(loader, "state_dict")
-        self._is_map_style = is_map_style
+        # Which a state of a map-style dataset's epoch needs.
+        self._generators: dict[str, object] | None = None
+        if self._has_state and self._is_map_style:
+            self._generators = GLOBALS | generators_of(loader)
         self._source: BatchSource | FedSource | None = None
         # Whether data hosts, and how many workers, make the batches.
         self._placed: tuple[bool, int] | None = None
@@ -94,80 +95,73 @@ class EpochIterator(_BaseDataLoaderIter):
 
     def _reset(self, loader: AnyLoader, first_iter: bool = False) -> None:
         """Begins the next epoch of workers that persist."""
-        began = self._process.timeline.clock()
         self._steps.end()
         self._begin(loader, is_again=True)
-        self.opened(self._process.timeline.clock() - began)
 
-    def _begin(self, script_loader: AnyLoader, *, is_again: bool = False) -> None:
+    def _begin(self, loader: AnyLoader, *, is_again: bool = False) -> None:
         process, books = self._process, self._books
         began = process.timeline.clock()
-        place = placement_of(script_loader, process)
-        loader = place.loader
+        place = placement_of(loader, process, is_again=is_again)
         state = books.pending_state()
         # From here on the state is used: no later epoch begins from it again.
         books.loaded = None
+        begun: EpochBeginning | None = None
         if state is not None:
-            books.epochs = state["epoch"]
+            books.epochs, books.base_seed = state["epoch"], state["base_seed"]
             books.keeps_seed = state["keeps_seed"]
-            books.base_seed = state["base_seed"]
-        resumed = state if state is not None and state["begun"] is not None else None
-        at_iter = self._draw_as_torch(loader, is_resumed=resumed is not None, is_again=is_again)
-        self._index_sampler = loader._index_sampler
-        self._num_workers = place.num_processes or loader.num_workers
-        first = resumed["num_yielded"] if resumed else 0
-        progress = EpochProgress(
+            begun = state["begun"]
+        resumed = None if begun is None else state
+        at_iter = self._draw_as_torch(place.loader, is_resumed=begun is not None, is_again=is_again)
+        self._index_sampler = place.loader._index_sampler
+        self._num_workers = place.num_processes or place.loader.num_workers
+        self._progress = books.progress = progress = EpochProgress(
             epoch=books.next_epoch(),
             base_seed=int(self._base_seed),
-            first=first,
-            begun=new_beginning(at_iter),
+            first=begun["num_yielded"] if begun else 0,
+            begun=begun.copy() if begun else new_beginning(at_iter),
             resumed=resumed,
         )
-        if resumed is not None and resumed["begun"] is not None:
-            progress.begun = resumed["begun"].copy()
-        self._progress = books.progress = progress
         if not self._is_map_style:
-            progress.stream = self._stream_of(resumed, place)
-        is_replayed = resumed is not None and self._is_map_style
+            progress.stream = self._stream_of(begun, place)
+        is_replayed = begun is not None and self._is_map_style
         self._draws = IndexDraws(
             # Torch's sampler of a stream gives the same for each batch.
-            self._sampler_iter if is_replayed or resumed is None else iter(self._index_sampler),
+            self._sampler_iter if is_replayed or begun is None else iter(self._index_sampler),
             progress,
             replica=process.settings.feed.replica(process.settings.rank),
             is_batched=self._auto_collation,
-            parts=self._parts if self._is_map_style and self._has_state else None,
+            generators=self._generators,
         )
         if is_replayed:
-            self._draws.resume(self._index_sampler, self._parts)
-        self._num_taken = first
+            self._draws.resume(self._index_sampler)
+        self._num_taken = progress.first
+        self._num_samples = 0
+        self._bad: list[BadSample] = []
         # Batches are seeded by the loader's own epoch; the timeline counts on over loaders.
-        number = books.first_epoch + progress.epoch
-        self._steps = process.timeline.epoch(loader=books.number, epoch=number, batch=first)
+        self._number = books.first_epoch + progress.epoch
+        self._steps = process.timeline.epoch(
+            loader=books.number, epoch=self._number, batch=progress.first
+        )
         self._recorders.append(self._steps)
-        if self._on_error != "raise":
-            num_batches = 0
-            # Of a sampler of the script, which need not have a length.
-            with contextlib.suppress(Exception):
-                num_batches = len(self)
-            books.bad.begin(epoch_samples=num_batches * (loader.batch_size or 1))
         epoch = Epoch(
             progress=progress,
             indices=self._draws,
             seeding=seeding_of(loader, process),
             on_error=self._on_error,
-            num_workers=progress.stream.num_workers if progress.stream else loader.num_workers,
+            num_workers=(progress.stream or place.loader).num_workers,
             pins=self._pin_memory,
-            parts=self._parts,
             began=began,
         )
         source, placed = self._source, (place.is_fed, place.num_processes)
         if is_again and source is not None and placed == self._placed:
             source.begin(epoch)
-            return
-        if source is not None:
-            source.close()
-        self._placed = placed
-        self._source = self._new_source(script_loader, place, epoch)
+        else:
+            if source is not None:
+                source.close()
+            self._placed = placed
+            self._source = self._new_source(place, epoch)
+        # Workers start in it: the first batch waits for them.
+        self._steps.opened(process.timeline.clock() - began)
 
     def _draw_as_torch(
         self, loader: AnyLoader, *, is_resumed: bool, is_again: bool
@@ -184,13 +178,13 @@ class EpochIterator(_BaseDataLoaderIter):
         shown = loader
         if is_resumed or keeps_seed:
             shown = view_of(loader, generator=torch.Generator(), **drawn_before)
-        is_noted = not is_resumed and self._is_map_style and self._has_state
-        at_iter = take(self._parts) if is_noted else None
+        noted = None if is_resumed else self._generators
+        at_iter = noted and take(noted)
         if not is_again:
             super().__init__(shown)
         if is_again or loader.num_workers:
             # With workers torch makes an iterator of the sampler twice, unless one is used again.
-            at_iter = take(self._parts) if is_noted else None
+            at_iter = noted and take(noted)
             if is_resumed:
                 self._index_sampler = ()
             super()._reset(shown)
@@ -203,11 +197,10 @@ class EpochIterator(_BaseDataLoaderIter):
         books.base_seed = int(self._base_seed)
         return at_iter
 
-    def _stream_of(self, resumed: LoaderState | None, place: Placement) -> StreamProgress | None:
+    def _stream_of(self, begun: EpochBeginning | None, place: Placement) -> StreamProgress | None:
         """Returns how far an iterable dataset is; None: nobody asks for its state."""
-        if resumed is not None:
-            assert resumed["begun"] is not None
-            return progress_from(resumed["begun"]["stream"])
+        if begun is not None:
+            return progress_from(begun["stream"])
         if not (self._has_state or place.is_fed):
             return None
         num_workers = place.loader.num_workers
@@ -217,37 +210,15 @@ class EpochIterator(_BaseDataLoaderIter):
             is_inline=not (place.is_fed or place.num_processes),
         )
 
-    def _new_source(
-        self, script_loader: AnyLoader, place: Placement, epoch: Epoch
-    ) -> "BatchSource | FedSource":
-        process = self._process
+    def _new_source(self, place: Placement, epoch: Epoch) -> "BatchSource | FedSource":
         if place.is_fed:
             from stoker.feed.engine.feed import feed_of
             from stoker.feed.fed_source import FedSource
 
-            try:
-                source = FedSource(place.loader, epoch, process, feed_of(process))
-            except ShippingError as err:
-                if is_remote(script_loader):
-                    raise
-                refuse(script_loader, process, err)
-                place = placement_of(script_loader, process)
-                self._placed = (False, place.num_processes)
-                epoch.seeding = seeding_of(script_loader, process)
-                if epoch.stream is None:
-                    epoch.num_workers = script_loader.num_workers
-                else:
-                    epoch.stream.is_inline = not place.num_processes
-            else:
-                process.fed_loaders.add(self._books.number)
-                return source
+            return FedSource(place.loader, epoch, self._process, feed_of(self._process))
         if place.num_processes:
             return WorkersSource(place.loader, epoch, num_processes=place.num_processes)
         return TrainerSource(place.loader, epoch)
-
-    def opened(self, seconds: float) -> None:
-        """Records how long iter() took."""
-        self._steps.opened(seconds)
 
     def __next__(self) -> object:
         # torch's own opens a range for profilers around each batch, also where no profiler is on:
@@ -274,27 +245,28 @@ class EpochIterator(_BaseDataLoaderIter):
             self._count(source)
             raise
         size = self._count(source)
-        bad: tuple[BadSample, ...] = ()
         if isinstance(batch, ToleratedBatch):
-            bad = batch.bad
-            self._process.bad.add(
-                bad,
-                epoch=self._books.first_epoch + progress.epoch,
-                number=self._num_taken - 1,
-                loader=self._books.number,
-                host=batch.host or self._process.settings.host,
-                worker=batch.worker,
-            )
+            self._note_bad(batch)
             batch = batch.batch
         self._steps.got(size)
-        if self._on_error != "raise":
-            self._books.bad.count(
-                bad,
-                samples=size,
-                most=self._process.settings.feed.max_errors,
-                where=f"epoch {progress.epoch}, {self._process.bad.where}",
-            )
         return batch
+
+    def _note_bad(self, batch: ToleratedBatch) -> None:
+        """Lists a batch's bad samples; raises FeedError if the epoch has too many."""
+        process, books = self._process, self._books
+        process.bad.add(batch, epoch=self._number, number=self._num_taken - 1, loader=books.number)
+        self._bad += batch.bad
+        num_batches = 0
+        # Of a sampler of the script, which need not have a length.
+        with contextlib.suppress(Exception):
+            num_batches = len(self)
+        check_limit(
+            self._bad,
+            samples=self._num_samples,
+            epoch_samples=num_batches * self._batch_size,
+            most=process.settings.feed.max_errors,
+            where=f"epoch {self._progress.epoch}, {process.bad.where}",
+        )
 
     def _count(self, source: "BatchSource | FedSource") -> int:
         """Counts what the script has got since the last call; returns its samples.
@@ -309,6 +281,7 @@ class EpochIterator(_BaseDataLoaderIter):
             size = self._draws.sizes.popleft() if self._draws.sizes else 0
         progress.begun["num_yielded"] = taken
         progress.resumed = None
+        self._num_samples += size
         return size
 
     def _shutdown_workers(self) -> None:
@@ -347,7 +320,7 @@ class IndexDraws:
         *,
         replica: int,
         is_batched: bool,
-        parts: SamplerParts | None = None,
+        generators: dict[str, object] | None = None,
     ) -> None:
         """Begins with the first batch that the script has not got yet.
 
@@ -356,7 +329,7 @@ class IndexDraws:
             progress: The epoch's.
             replica: For the batches' seeds.
             is_batched: An index is a batch of them.
-            parts: Of which a state may be asked; None: none is.
+            generators: What a state of the epoch needs; None: nobody asks for one.
         """
         self.sizes: deque[int] = deque()
         self._indices = indices
@@ -364,7 +337,7 @@ class IndexDraws:
         self._seed_words = (progress.base_seed, replica, progress.epoch)
         self._next = progress.first
         self._is_batched = is_batched
-        self._parts = parts
+        self._generators = generators
         # Drawn before and not yielded, of a resumed epoch.
         self._ahead: deque[object] = deque()
 
@@ -384,8 +357,8 @@ class IndexDraws:
 
     def _draw(self) -> object:
         begun = self._progress.begun
-        if self._parts is not None and begun["at_draw"] is None:
-            begun["at_draw"] = take(self._parts)
+        if self._generators is not None and begun["at_draw"] is None:
+            begun["at_draw"] = take(self._generators)
         try:
             index = next(self._indices)
         except StopIteration:
@@ -393,41 +366,39 @@ class IndexDraws:
             raise
         index = _as_it_is(index)
         begun["num_drawn"] += 1
-        if self._parts is not None:
+        if self._generators is not None:
             begun["digest"] = digest_with(index, before=begun["digest"])
         return index
 
-    def resume(self, sampler: Iterable[object], parts: SamplerParts) -> None:
+    def resume(self, sampler: Iterable[object]) -> None:
         """Runs the sampler again from where the epoch began, up to what the script has.
 
         Raises:
             UsageError: The sampler does not give the same again.
         """
-        begun, state = self._progress.begun, self._progress.resumed
+        begun, state, generators = self._progress.begun, self._progress.resumed, self._generators
         assert state is not None
         assert begun["at_iter"] is not None
-        here = take(parts)
+        assert generators is not None
+        here = take(GLOBALS)
         try:
-            set_globals(begun["at_iter"])
-            set_generators(parts, begun["at_iter"])
+            restore(generators, begun["at_iter"])
             self._indices = iter(sampler)
             if begun["at_draw"] is not None:
-                set_globals(begun["at_draw"])
-                set_generators(parts, begun["at_draw"])
+                restore(generators, begun["at_draw"])
             if self._drawn_again(begun) != begun["digest"]:
-                names = ", ".join(type(each).__name__ for each in parts.samplers.values())
                 raise UsageError(
-                    f"the sampler ({names}) did not give the same {begun['num_drawn']} batches as "
-                    "before the state was taken",
+                    f"the sampler ({type(sampler).__name__}) did not give the same "
+                    f"{begun['num_drawn']} batches as before the state was taken",
                     where=f"epoch {self._progress.epoch}, {begun['num_yielded']} batches yielded",
                     fix="build the dataset and the sampler as in the run that saved the state, "
                     "with the same set_epoch; a sampler draws from generators of its own, of the "
                     "loader or the process",
                 )
             # Where the sampler draws while it is asked, the script's draws come next.
-            set_generators(parts, state["now"])
+            restore(generators, state["now"])
         finally:
-            set_globals(here)
+            restore(GLOBALS, here)
 
     def _drawn_again(self, begun: EpochBeginning) -> str:
         """Draws what was drawn, and keeps what of it was not yielded; returns its digest."""

@@ -2,25 +2,20 @@
 
 import contextlib
 import functools
-import multiprocessing
-import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, TypeVar
 
 import torch.utils.data
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from stoker.environment import from_environment
 from stoker.errors import UsageError
 from stoker.feed import loader_state
 from stoker.feed.bookkeeping import note_making, this_process
 from stoker.feed.iterators import EpochIterator, part_iterator
 from stoker.feed.local_sources import AnyLoader, is_making
 from stoker.feed.placement import seeding_of
-from stoker.host.installed import imported
 from stoker.logs import EventName
 
-_FEED = "stoker.feed.fed_source"
 _SEEDED = (
     "each batch has its own seed: random numbers of a dataset are the same with any number of data "
     "hosts, but not those of a run without stoker (PyTorch's own, without data hosts: "
@@ -57,7 +52,6 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
             # So that a process with a loader and no steps leaves a timeline that says so.
             with contextlib.suppress(UsageError):
                 this_process()
-            _connect_ahead()
 
     def _get_iterator(self) -> _BaseDataLoaderIter:
         return iterator_of(self)
@@ -66,10 +60,9 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
         """Returns how far the last epoch is, for a loader in another process.
 
         Counts the batches that the script got, not those made ahead. It holds the epoch, the base
-        seed, the random states that the order of samples depends on (torch's, Python's and NumPy's
-        global ones, and generators that the loader and its samplers hold), the epoch of a
-        DistributedSampler, and the state of samplers with a `state_dict`. After the end of an epoch
-        it is the state of the next one's start. Each rank has its own state.
+        seed, and the random states that the order of samples depends on: torch's, Python's and
+        NumPy's global ones, and generators that the loader and its samplers hold. After the end of
+        an epoch it is the state of the next one's start. Each rank has its own state.
 
         Returns:
             Plain types and tensors, about 50 kB: `torch.load` reads it with `weights_only=True`.
@@ -92,31 +85,15 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
 
         Raises:
             TypeError: If it is None, as of a checkpoint without this entry.
-            UsageError: If the state is of a dataset of another length, of other samplers, batch
-                size, number of ranks or rank; names all differences. Later, from `iter` or the
-                first `next`, if the sampler does not give the same samples again.
+            UsageError: If the state is of a dataset of another length, or of another batch size,
+                number of ranks or rank; names all differences. Later, from `iter`, if the sampler
+                does not give the same samples again.
         """
         # Scripts are not type-checked: without this the epoch would start from its first batch.
         if not isinstance(state_dict, Mapping):
             raise TypeError(f"load_state_dict takes what state_dict returned, not {state_dict!r}")
         if state_dict:
             loader_state.load(self, this_process(), dict(state_dict))
-
-
-def _connect_ahead() -> None:
-    """Imports the feed (50 ms) and connects, before the first epoch under a data group."""
-    if _FEED in sys.modules:
-        return
-    # The first epoch reports malformed variables.
-    with contextlib.suppress(UsageError):
-        settings = from_environment()
-        if settings.has_data_group and settings.coordinator:
-            imported(_FEED)
-            # A child, which may be a worker, counts as a trainer only when it asks for batches.
-            if multiprocessing.parent_process() is None:
-                from stoker.feed.engine.feed import feed_of
-
-                feed_of(this_process(), may_ask=False)
 
 
 def iterator_of(loader: AnyLoader) -> _BaseDataLoaderIter:
@@ -133,10 +110,7 @@ def iterator_of(loader: AnyLoader) -> _BaseDataLoaderIter:
         return part_iterator(loader)
     process = this_process()
     settings = process.settings
-    began = process.timeline.clock()
     iterator = EpochIterator(loader, process)
-    # Workers start in it: the first batch waits for them.
-    iterator.opened(process.timeline.clock() - began)
     # Outside a run there is nothing to compare with.
     is_first = settings.output is not None and not settings.rank and not process.has_said_seeding
     is_torchs = not isinstance(loader, DataLoader)

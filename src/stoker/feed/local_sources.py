@@ -24,7 +24,8 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 from stoker.feed.bookkeeping import EpochProgress
 from stoker.feed.engine.messages import OwnState
 from stoker.feed.foreign_loaders import hide_worker, is_worker, reach_of
-from stoker.feed.loader_state import SamplerParts, set_globals, take
+from stoker.feed.generators import GLOBALS
+from stoker.feed.loader_state import restore, take
 from stoker.feed.seeding import Numbered, PreservedRandomStates, Seeder, Seeding
 from stoker.feed.streams import ShardBatches, StreamFetcher, StreamProgress, own_before
 from stoker.feed.tolerance import OnError, TolerantFetcher, ToleratedBatch
@@ -42,7 +43,6 @@ class Epoch:
         indices: What the sampler gives, numbered; of an iterable dataset it has no end.
         num_workers: Of the script, or as if it had written them.
         pins: Batches go to pinned memory.
-        parts: Generators and samplers of the loader.
         began: By the timeline's clock.
     """
 
@@ -52,7 +52,6 @@ class Epoch:
     on_error: OnError
     num_workers: int
     pins: bool
-    parts: SamplerParts
     began: float
 
     @property
@@ -117,7 +116,6 @@ class SeededFetcher:
                 fetcher.collate_fn,
                 on_error,
                 is_batched=fetcher.auto_collation,
-                seeder=self._seeder,
             )
 
             def tolerate(index: object) -> object:
@@ -194,13 +192,13 @@ class TrainerSource:
         begun = self._epoch.progress.begun
         is_resumed = self._epoch.progress.resumed is not None
         if not is_resumed:
-            begun["at_iter"] = take(self._epoch.parts)
+            begun["at_iter"] = take(GLOBALS)
         own = own_before(shard.owns, shard.num_made)
         # The script's own draws stay where they are.
         preserved = PreservedRandomStates() if is_resumed else contextlib.nullcontext()
         with _MakingHere(), preserved:
             if is_resumed and begun["at_iter"] is not None:
-                set_globals(begun["at_iter"])
+                restore(GLOBALS, begun["at_iter"])
             # Torch's sampler of a stream gives the same for each batch.
             index = next(iter(loader._index_sampler))
             batches.begin(index, num_made=shard.num_made, own=own)
@@ -440,29 +438,27 @@ class OfShard(NamedTuple):
     own_state: OwnState | None = None
 
 
+@dataclass(slots=True)
 class ShardFetcher:
     """Fetcher of a stream's worker, for an epoch, which begins with the first batch."""
 
-    def __init__(
-        self, shard: int, batches: ShardBatches, num_made: int, own: OwnState | None
-    ) -> None:
-        self._shard = shard
-        self._batches = batches
-        self._num_made = num_made
-        self._own = own
-        self._has_begun = False
+    shard: int
+    batches: ShardBatches
+    num_made: int
+    own: OwnState | None
+    has_begun: bool = False
 
     def fetch(self, index: object) -> OfShard:
         try:
-            if not self._has_begun:
-                self._has_begun = True
-                self._batches.begin(index, num_made=self._num_made, own=self._own)
-            batch = self._batches.make(index)
+            if not self.has_begun:
+                self.has_begun = True
+                self.batches.begin(index, num_made=self.num_made, own=self.own)
+            batch = self.batches.make(index)
         except StopIteration:
             raise
         except Exception:
             # As torch's worker sends an error: raised in the trainer, in place of the batch.
-            where = f"in DataLoader worker process {self._shard}"
+            where = f"in DataLoader worker process {self.shard}"
             error = ExceptionWrapper(where=where)  # type: ignore[no-untyped-call]
-            return OfShard(error, self._shard)
-        return OfShard(batch, self._shard, self._batches.take_own())
+            return OfShard(error, self.shard)
+        return OfShard(batch, self.shard, self.batches.take_own())

@@ -8,19 +8,21 @@ that names the object at fault.
 import contextlib
 import hashlib
 import io
-from collections.abc import Mapping
+import multiprocessing
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import cloudpickle
 from torch.utils.data import DataLoader, _DatasetKind
 
 from stoker.errors import FeedError, FeedLostError, ShippingError
-from stoker.feed.bookkeeping import Sent, TrainerProcess, line_words
-from stoker.feed.engine.loader_spec import LoaderSpec, PackedSpec, pack_spec
+from stoker.feed.bookkeeping import LoaderBooks, Sent, TrainerProcess, line_words
+from stoker.feed.engine.loader_spec import LoaderSpec, PackedSpec, StartMethod, pack_spec
 from stoker.feed.engine.pickler import BoundedFile, LoaderPickler, factories_in
-from stoker.feed.local_sources import is_of_stoker, view_of
+from stoker.feed.local_sources import is_of_stoker, view_of, worker_init_of
 from stoker.feed.seeding import Seeding
+from stoker.feed.streams import StreamProgress, progress_from
 from stoker.host.installed import imported
 from stoker.logs import EventName
 
@@ -40,7 +42,7 @@ class Placement:
     Attributes:
         loader: As its script has it, or as if the script had written other workers.
         num_processes: Workers of torch that are started here; 0: the trainer's own process.
-        is_fed: Data hosts make the batches.
+        is_fed: Data hosts make the batches, from the pickle in the loader's books.
     """
 
     loader: AnyLoader
@@ -48,15 +50,40 @@ class Placement:
     is_fed: bool = False
 
 
-def placement_of(loader: AnyLoader, process: TrainerProcess) -> Placement:
-    """Returns where the next epoch of a loader is made."""
+def placement_of(
+    loader: AnyLoader, process: TrainerProcess, *, is_again: bool = False
+) -> Placement:
+    """Returns where the next epoch of a loader is made, and pickles the loader for data hosts.
+
+    Args:
+        loader: The script's.
+        process: This process.
+        is_again: Its workers persist.
+
+    Raises:
+        ShippingError: If it does not pickle, and only data hosts have its dataset.
+    """
+    place = _wanted(loader, process)
+    is_kept = is_again and process.books(loader).sent and loader._dataset_kind == _DatasetKind.Map
+    if place.is_fed and not is_kept:
+        try:
+            packed_of(loader, _spec_of(place.loader, process), process)
+        except ShippingError as err:
+            if is_remote(loader):
+                raise
+            refuse(loader, process, err)
+            return _wanted(loader, process)
+    return place
+
+
+def _wanted(loader: AnyLoader, process: TrainerProcess) -> Placement:
     books, settings = process.books(loader), process.settings
-    stream = books.pending_stream()
+    stream = _pending_stream(books)
     here = Placement(loader, loader.num_workers)
     if stream is not None:
         # As many as there are shards; what data hosts made had a process even without workers.
-        here = Placement(loader, 0 if stream["is_inline"] else len(stream["shards"]))
-    if books.made_here or (stream is not None and stream["is_inline"]):
+        here = Placement(loader, 0 if stream.is_inline else len(stream.shards))
+    if books.made_here or (stream is not None and stream.is_inline):
         # An inline stream may draw from the trainer's random states until the end of its epoch.
         return here
     num_workers = _num_workers_of(loader, process)
@@ -81,6 +108,13 @@ def placement_of(loader: AnyLoader, process: TrainerProcess) -> Placement:
     # First, as an import statement would begin a collection.
     imported("stoker.feed.fed_source")
     return Placement(_with(loader, num_workers), 0, is_fed=True)
+
+
+def _pending_stream(books: LoaderBooks) -> StreamProgress | None:
+    """Returns how far an iterable dataset is, where the next epoch goes on in the middle."""
+    state = books.pending_state()
+    begun = state and state["begun"]
+    return progress_from(begun["stream"]) if begun and "stream" in begun else None
 
 
 def is_remote(loader: AnyLoader) -> bool:
@@ -134,7 +168,6 @@ def refuse(loader: AnyLoader, process: TrainerProcess, err: FeedError) -> None:
     else:
         why = "; ".join(filter(None, (err.what, err.fix)))
         books.made_here = True
-        process.fed_loaders.discard(books.number)
     process.note_made_here(why)
     who = "torch's local workers make" if loader.num_workers else "the trainer itself makes"
     process.log.event(
@@ -146,6 +179,36 @@ def refuse(loader: AnyLoader, process: TrainerProcess, err: FeedError) -> None:
 
 
 # ---- the pickle of a loader
+
+
+def _spec_of(loader: AnyLoader, process: TrainerProcess) -> LoaderSpec:
+    is_iterable = loader._dataset_kind == _DatasetKind.Iterable
+    num_workers = loader.num_workers
+    if is_iterable:
+        # The dataset sees the workers of the epoch that it continues.
+        stream = _pending_stream(process.books(loader))
+        num_workers = int((stream or loader).num_workers > 0)
+    if is_remote(loader):
+        # Built in workers alone.
+        num_workers = max(1, num_workers)
+    start_method: str = "fork"
+    if loader.num_workers:
+        # As torch would start them. Not to be fixed here: the script may still set it.
+        context = loader.multiprocessing_context or multiprocessing
+        chosen = context.get_start_method(allow_none=True)
+        start_method = chosen or multiprocessing.get_all_start_methods()[0]
+    return LoaderSpec(
+        start_method=cast("StartMethod", start_method),
+        dataset=loader.dataset,
+        collate_fn=cast("Callable[[object], object]", loader.collate_fn),
+        worker_init_fn=worker_init_of(loader),
+        auto_collation=loader._auto_collation,
+        num_workers=num_workers,
+        is_iterable=is_iterable,
+        drop_last=is_iterable and loader.drop_last,
+        outlives_epochs=is_iterable and loader.persistent_workers,
+        on_error=process.settings.feed.on_error,
+    )
 
 
 def packed_of(loader: AnyLoader, spec: LoaderSpec, process: TrainerProcess) -> PackedSpec:

@@ -85,20 +85,17 @@ class OptimizerWatch:
     is_compiled: bool = False
     write_at: float = 0.0
 
-    def step(self) -> None:
+    def step(self, *_: object) -> None:
         if sys.modules["torch"].compiler.is_compiling():
             # A compiled program may do no more than this here.
             self.is_compiled = True
             return
         self.num_steps += 1
-        if self.num_steps == ENOUGH_STEPS and self.is_planned and self.settings.rank == 0:
-            process = known_process()
-            # Of loaders that are made here a line each has said it already.
-            is_said = process is not None and bool(process.fed_loaders or process.made_here)
-            why = "" if is_said else self.why()
-            if why:
-                text = f"the training takes no batches from its data hosts: {why}"
-                self.log.event(EventName.FEED_UNUSED, text=text)
+        is_time = self.num_steps == ENOUGH_STEPS and self.is_planned
+        # Of loaders of stoker that are made here a line each has said it already.
+        if is_time and self.settings.rank == 0 and (why := self.why()):
+            text = f"the training takes no batches from its data hosts: {why}"
+            self.log.event(EventName.FEED_UNUSED, text=text)
         now = time.monotonic()
         if now >= self.write_at:
             # At once, for processes that leave by os._exit.
@@ -118,14 +115,14 @@ class OptimizerWatch:
 
     def why(self) -> str:
         """Returns why no batch comes from data hosts, as far as it is known; empty: one may."""
+        process = known_process()
+        if process is not None and process.timeline.whole.steps:
+            return ""
         if self.seen:
             return (
                 f"{self.seen} is read without stoker; train with --replace-dataloader true, or "
                 "import DataLoader from stoker"
             )
-        process = known_process()
-        if process is not None and process.timeline.whole.steps:
-            return ""
         what = "no batch of a loader of torch or stoker was read"
         if own_loaders():
             what = f"{' or '.join(own_loaders())} makes batches in its own way"
@@ -137,7 +134,7 @@ class OptimizerWatch:
 
 def install(dataloader_class: type["TorchLoader"]) -> None:
     """Has this process count its optimizer's steps, and write its report."""
-    from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
+    from torch.optim.optimizer import register_optimizer_step_pre_hook
 
     if is_worker():
         return
@@ -159,9 +156,6 @@ def install(dataloader_class: type["TorchLoader"]) -> None:
     dataloader_class._get_iterator = _get_iterator  # type: ignore[method-assign]
     pid = os.getpid()
 
-    def before_step(optimizer: Optimizer, arguments: object, keywords: object) -> None:
-        watch.step()
-
     def at_exit() -> None:
         # A forked child inherits the handler, and must not write.
         if os.getpid() == pid:
@@ -170,7 +164,7 @@ def install(dataloader_class: type["TorchLoader"]) -> None:
     if is_planned:
         # The launcher sees that the script's Python has stoker.
         watch.write()
-    register_optimizer_step_pre_hook(before_step)
+    register_optimizer_step_pre_hook(watch.step)
     atexit.register(at_exit)
 
 

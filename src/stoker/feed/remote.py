@@ -4,7 +4,7 @@ import importlib
 from collections.abc import Iterator
 from typing import NamedTuple, cast
 
-from stoker.errors import ProtocolError, RebuildingError, UsageError
+from stoker.errors import RebuildingError, UsageError
 from stoker.feed.bookkeeping import LoaderBooks, length_of, this_process
 from stoker.feed.engine.pickler import DatasetFactory
 from stoker.feed.foreign_loaders import is_worker
@@ -136,10 +136,8 @@ def _ask_facts(remote: Remote) -> Facts:
         raise err.__cause__ or err from None
     finally:
         session.cancel(session.epoch_id)
-    match outcome.value:
-        case (bool(is_iterable), int() | None as length):
-            return Facts(is_iterable, length)
-    raise ProtocolError(f"expected facts of {remote!r}, found {outcome.value!r}")
+    is_iterable, length = cast("tuple[bool, int | None]", outcome.value)
+    return Facts(is_iterable, length)
 
 
 def _as_it_is(sample: object) -> object:

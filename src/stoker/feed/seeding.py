@@ -23,6 +23,7 @@ import torch
 from torch.utils.data._utils import worker as torch_worker
 
 from stoker.feed.generators import (
+    GLOBALS,
     MAX_SEED,
     FoundGenerator,
     find_generators,
@@ -57,23 +58,17 @@ class PreservedRandomStates:
         found: Generators whose states are restored, too.
     """
 
-    __slots__ = ("_found", "_of_found", "_of_numpy", "_of_python", "_of_torch")
+    __slots__ = ("_generators", "_states")
 
     def __init__(self, found: Sequence[FoundGenerator] = ()) -> None:
-        self._found = found
+        self._generators = [*GLOBALS.values(), *(one.value for one in found)]
 
     def __enter__(self) -> None:
-        self._of_found = [read_state(one.value) for one in self._found]
-        self._of_python = random.getstate()
-        self._of_numpy = np.random.get_state(legacy=False)
-        self._of_torch = torch.default_generator.get_state()
+        self._states = [*map(read_state, self._generators)]
 
     def __exit__(self, *_: object) -> None:
-        random.setstate(self._of_python)
-        np.random.set_state(self._of_numpy)
-        torch.default_generator.set_state(self._of_torch)
-        for one, state in zip(self._found, self._of_found, strict=True):
-            write_state(one.value, state)
+        for generator, state in zip(self._generators, self._states, strict=True):
+            write_state(generator, state)
 
 
 def seed_as_torch(base_seed: int, worker_id: int) -> int:
@@ -117,15 +112,13 @@ class Seeder:
         self._found = find_generators(roots)
         # Whether it was looked once more, after the first batch.
         self._is_settled = False
-        # Of the batch that is made.
-        self._batch_digest = b""
 
     def make(self, seed_words: Sequence[int], make: Callable[[], _T]) -> _T:
         """Returns what `make` returns; called again for a first batch that made a generator."""
         if self._num_workers is not None:
             self._set_info(seed_words)
-        self._batch_digest = _digest(seed_words)
-        self._seed()
+        digest = _digest(seed_words)
+        self._seed(digest)
         if self._is_settled:
             return make()
         try:
@@ -139,7 +132,7 @@ class Seeder:
                 return batch
             # First, because a worker gives up a slot with a live view.
             del batch
-        self._seed()
+        self._seed(digest)
         return make()
 
     def _has_missed(self) -> bool:
@@ -147,20 +140,13 @@ class Seeder:
         self._is_settled = True
         before = {id(one.value) for one in self._found}
         self._found = find_generators(self._roots)
-        return any(id(one.value) not in before for one in self._found)
-
-    def seed_of(self, place: int) -> bytes:
-        """Returns what follows from the batch that is made and the place of a sample in it."""
-        digest = _EMPTY_DIGEST.copy()
-        digest.update(self._batch_digest + struct.pack("<Q", place))
-        return digest.digest()
+        return not before.issuperset(id(one.value) for one in self._found)
 
     def preserved(self) -> PreservedRandomStates:
         """Restores all random states at its end: the trainer's own draws do not move."""
         return PreservedRandomStates(self._found)
 
-    def _seed(self) -> None:
-        digest = self._batch_digest
+    def _seed(self, digest: bytes) -> None:
         random.seed(int.from_bytes(digest[:16], "little"))
         np.random.seed(np.frombuffer(digest[_NUMPY_WORDS], dtype="<u4"))
         # Not torch.manual_seed: it visits every backend, 76 us against 1.2 us.

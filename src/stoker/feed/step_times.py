@@ -64,10 +64,6 @@ class LoaderShares:
         shared = self._shared[top] * steps / max(1, self._single[top])
         return top if is_main(steps, shared=shared, total=self.steps.total()) else None
 
-    def share_of(self, loaders: Iterable[int]) -> float:
-        """Returns the share of all batches that these loaders gave, 0..1."""
-        return sum(self.steps[loader] for loader in loaders) / max(1, self.steps.total())
-
 
 def _start(row: MeasuredStep) -> float:
     return row.start_seconds
@@ -88,26 +84,23 @@ def processes(rows: Iterable[MeasuredStep]) -> Iterator[list[MeasuredStep]]:
         yield rows_of_process
 
 
-def shares_of(rows: Sequence[MeasuredStep]) -> LoaderShares:
-    """Returns the shares of the loaders in a timeline."""
-    shares = LoaderShares()
-    shares.add(rows)
-    return shares
-
-
 def training_steps(rows: Sequence[MeasuredStep]) -> list[MeasuredStep]:
     """Returns the steps of the training, in the order of their time.
 
     Those of all loaders share no second: a step ends where a batch of another loader is asked for.
-    Epochs are numbered over all of them, and those that are read at the same time are one.
+    Together they have no epochs: what a process read is one.
     """
-    main = shares_of(rows).main
+    shares = LoaderShares()
+    shares.add(rows)
+    main = shares.main
     if main is not None:
         return [row for row in rows if row.loader == main]
     steps: list[MeasuredStep] = []
-    for process_rows in processes(rows):
-        first_epoch = steps[-1].epoch + 1 if steps else 0
-        steps += _numbered(apart(process_rows), first_epoch=first_epoch)
+    for number, process_rows in enumerate(processes(rows)):
+        batch = 0
+        for row in apart(process_rows):
+            steps.append(row._replace(epoch=number, batch=batch))
+            batch += row.steps
     return steps
 
 
@@ -123,21 +116,6 @@ def apart(rows: Iterable[MeasuredStep]) -> list[MeasuredStep]:
         end = row.end_seconds
         in_turn.append(row)
     return in_turn
-
-
-def _numbered(rows: Sequence[MeasuredStep], *, first_epoch: int) -> list[MeasuredStep]:
-    """Returns one process's rows with the epochs and batches of all loaders numbered together."""
-    ends = {(row.loader, row.epoch): row.start_seconds for row in rows}
-    numbered: list[MeasuredStep] = []
-    epoch, batch, until = first_epoch - 1, 0, -math.inf
-    for row in rows:
-        if row.start_seconds > until:
-            epoch += 1
-            batch = 0
-        until = max(until, ends[row.loader, row.epoch])
-        numbered.append(row._replace(epoch=epoch, batch=batch))
-        batch += row.steps
-    return numbered
 
 
 def read_timelines(output: Path, *, file: str = FILE) -> dict[int, list[MeasuredStep]]:
@@ -159,134 +137,94 @@ def longest_waiting_file(output: Path, *, file: str = FILE) -> Path | None:
 # ---- whole epochs
 
 
-class WholeRun:
+class WholeRun(NamedTuple):
     """All steps of a run but the first SKIPPED_STEPS, which are its start.
 
     Attributes:
         seconds: From the first of these steps to the end of the last one, gaps included.
-        compute_seconds: With gaps in mid-epoch: another loader was read, or a batch failed.
-        first_waits: Waits for the first batches of the epochs that began during that time.
-        betweens: Time in no step before these first batches.
-        last_computes: Before these, the compute time of the last steps; None: of a sum of several.
-        epoch_steps: Mean steps of the epochs that another one followed; None: there was none.
+        times: Of its epochs.
+        step_seconds: All seconds of whole epochs over their steps. The start of the run's first
+            epoch is not known: each epoch has one here. Of a run in which no epoch began, the mean.
     """
 
-    def __init__(self, rows: Iterable[MeasuredStep]) -> None:
-        self.steps = self.samples = 0
-        self.seconds = self.wait_seconds = self.compute_seconds = 0.0
-        self.first_waits: list[float] = []
-        self.betweens: list[float] = []
-        self.last_computes: list[float | None] = []
-        num_begins = steps_before_last = 0
-        for process_rows in processes(rows):
-            done = process_rows[0].steps
-            before_last = 0
-            for earlier, row in pairwise(process_rows):
-                if done >= SKIPPED_STEPS:
-                    self._add(row, after=earlier)
-                if row.batch == 0:
-                    num_begins += 1
-                    before_last = done
-                done += row.steps
-            steps_before_last += before_last
-        self.epoch_steps = steps_before_last / num_begins if steps_before_last else None
-
-    def _add(self, row: MeasuredStep, *, after: MeasuredStep) -> None:
-        gap = max(0.0, row.start_seconds - after.end_seconds)
-        self.steps += row.steps
-        self.samples += row.samples
-        self.seconds += row.seconds + gap
-        self.wait_seconds += row.wait_seconds
-        self.compute_seconds += row.compute_seconds
-        if row.batch:
-            self.compute_seconds += gap
-            return
-        self.first_waits.append(row.wait_seconds)
-        self.betweens.append(gap)
-        self.last_computes.append(after.compute_seconds if after.steps == 1 else None)
+    steps: int
+    samples: int
+    seconds: float
+    times: EpochTimes
+    step_seconds: float
 
 
-def whole_run(rows: Sequence[MeasuredStep]) -> WholeRun | None:
-    """Returns the sums over one loader's rows in the order of their time; None: too few steps."""
-    run = WholeRun(rows)
-    return run if run.steps and run.seconds > 0 else None
-
-
-def epoch_times(
-    rows: Sequence[MeasuredStep], *, epoch_steps: int | None = None
-) -> EpochTimes | None:
-    """Returns the times of whole epochs; None: too few steps.
+def whole_run(rows: Sequence[MeasuredStep], *, epoch_steps: int | None = None) -> WholeRun | None:
+    """Returns the figures of one loader's rows in the order of their time; None: too few steps.
 
     Args:
-        rows: The steps of one loader, in the order of their time.
+        rows: These.
         epoch_steps: Steps of an epoch, as the loader says; None: they are counted, over the epochs
             that another one followed.
     """
-    run = whole_run(rows)
-    if run is None:
+    steps = samples = num_begins = steps_before_last = 0
+    seconds = waits = computes = 0.0
+    starts: list[float] = []
+    betweens: list[float] = []
+    kept = steady(rows)
+    if not kept:
         return None
-    usual_compute = _usual_compute(rows)
+    usual = median(block_means(kept, lambda row: row.compute_seconds))
+    for process_rows in processes(rows):
+        done = process_rows[0].steps
+        before_last = 0
+        for earlier, row in pairwise(process_rows):
+            is_begin = row.batch == 0
+            if is_begin:
+                num_begins += 1
+                before_last = done
+            done += row.steps
+            if done - row.steps < SKIPPED_STEPS:
+                continue
+            gap = max(0.0, row.start_seconds - earlier.end_seconds)
+            steps += row.steps
+            samples += row.samples
+            seconds += row.seconds + gap
+            waits += row.wait_seconds
+            computes += row.compute_seconds
+            if is_begin:
+                # A loop that keeps its exhausted iterator until the next epoch (Lightning)
+                # validates in its last step; one that reads a batch ahead (Accelerate) ends the
+                # epoch before its last step.
+                moved = earlier.compute_seconds - usual if earlier.steps == 1 else 0.0
+                computes -= moved
+                starts.append(row.wait_seconds)
+                betweens.append(gap + moved)
+            else:
+                # Another loader was read, or a batch failed.
+                computes += gap
+        steps_before_last += before_last
+    if not steps or seconds <= 0:
+        return None
+    step = seconds / steps
+    num_steps = steps_before_last / num_begins if num_begins else None
     start = between = None
-    compute = run.compute_seconds
-    if run.first_waits:
-        usual_wait = median(block_means(steady(rows), lambda row: row.wait_seconds))
-        start = _pause(run.first_waits, mean=fmean(run.first_waits), less=usual_wait)
-        # A loop that keeps its exhausted iterator until the next epoch (Lightning) validates in its
-        # last step; one that reads a batch ahead (Accelerate) ends the epoch before its last step.
-        single = [last for last in run.last_computes if last is not None]
-        moved = fmean(single) - usual_compute if single else 0.0
-        gaps = [
-            gap if last is None else max(0.0, gap + last - usual_compute)
-            for gap, last in zip(run.betweens, run.last_computes, strict=True)
-        ]
-        between = _pause(gaps, mean=fmean(run.betweens) + moved)
-        compute -= len(gaps) * moved + _end_seconds(rows, usual_compute)
-    inside = max(0.0, compute / run.steps - usual_compute)
-    steps = epoch_steps or run.epoch_steps
-    return EpochTimes(steps=steps, start=start, between=between, inside_seconds=inside)
-
-
-class WholeStep(NamedTuple):
-    """All seconds of whole epochs over their steps, and those of them that wait for data."""
-
-    seconds: float
-    wait_seconds: float
-
-
-def whole_step(rows: Sequence[MeasuredStep]) -> WholeStep | None:
-    """Returns the measured seconds of whole epochs over their steps; None: too few steps.
-
-    In a run of few epochs one start is missing, the run's own: each epoch has one here. Where no
-    epoch began in the run, it is the mean step.
-    """
-    run = whole_run(rows)
-    times = epoch_times(rows)
-    if run is None or times is None:
-        return None
-    if times.steps is None or times.start is None:
-        return WholeStep(run.seconds / run.steps, run.wait_seconds / run.steps)
-    num_begins = len(run.first_waits)
-    pauses, start = times.pause_seconds(), times.start.seconds
-    end_seconds = _end_seconds(rows, _usual_compute(rows))
-    seconds = max(0.0, run.seconds - num_begins * pauses - end_seconds)
-    waits = max(0.0, run.wait_seconds - num_begins * start)
-    return WholeStep(
-        seconds / run.steps + pauses / times.steps, waits / run.steps + start / times.steps
+    if starts and num_steps:
+        usual_wait = median(block_means(kept, lambda row: row.wait_seconds))
+        start, between = _pause(starts, less=usual_wait), _pause(betweens)
+        # What the run's last step computes longer than a usual one follows its epoch.
+        if rows[-1].steps == 1:
+            computes -= max(0.0, rows[-1].compute_seconds - usual)
+        waits = max(0.0, waits - len(starts) * start.seconds)
+        pauses = (start.seconds + between.seconds) / num_steps
+        step = (waits + max(0.0, computes)) / steps + pauses
+    times = EpochTimes(
+        steps=epoch_steps or num_steps,
+        start=start,
+        between=between,
+        inside_seconds=max(0.0, computes / steps - usual),
     )
+    return WholeRun(steps, samples, seconds, times, step)
 
 
-def _usual_compute(rows: Sequence[MeasuredStep]) -> float:
-    return median(block_means(steady(rows), lambda row: row.compute_seconds))
-
-
-def _end_seconds(rows: Sequence[MeasuredStep], usual: float) -> float:
-    """Returns how much longer the run's last step was than a usual one: what follows its epoch."""
-    return max(0.0, rows[-1].compute_seconds - usual) if rows[-1].steps == 1 else 0.0
-
-
-def _pause(values: Sequence[float], *, mean: float, less: float = 0.0) -> EpochPause:
-    """Returns a pause from its single values and the mean over all, less a usual step's part."""
-    mean = max(0.0, mean - less)
+def _pause(values: Sequence[float], *, less: float = 0.0) -> EpochPause:
+    """Returns a pause from its single values, less a usual step's part."""
+    mean = max(0.0, fmean(values) - less)
     low = high = mean
     if len(values) > 1:
         low, _, high = (max(0.0, each - less) for each in quantiles(values, method="inclusive"))

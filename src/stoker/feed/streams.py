@@ -11,16 +11,16 @@ that was made before. That is exact if the dataset is deterministic.
 import contextlib
 import io
 import pickle
-import random
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
-from typing import Protocol, TypedDict, cast
+from typing import Protocol, cast
 
+import msgspec
 import numpy as np
 import torch
 
 from stoker.feed.engine.messages import MAX_OWN_BYTES, OwnState
+from stoker.feed.generators import GLOBALS, read_state, write_state
 from stoker.feed.seeding import PreservedRandomStates
 
 # A state of up to that size is taken after each batch; a larger one after one batch in `_SELDOM`.
@@ -92,11 +92,8 @@ class ShardBatches:
         if state and own is not None:
             self.position = own.num_made
         self._random = pickle.dumps(_random_states())
-        if "random" in state:
-            of_python, of_numpy, of_torch = cast("_RandomStates", state["random"])
-            random.setstate(of_python)
-            np.random.set_state(of_numpy)
-            torch.set_rng_state(of_torch)
+        for name, random_state in cast("dict[str, object]", state.get("random", {})).items():
+            write_state(GLOBALS[name], random_state)
         self._fetcher = fetcher
         while self.position < num_made and not self.is_exhausted:
             # An error was raised in the script before; StopIteration ends the loop.
@@ -152,12 +149,8 @@ class ShardBatches:
         return states
 
 
-_RandomStates = tuple[tuple[object, ...], dict[str, object], torch.Tensor]
-
-
-def _random_states() -> _RandomStates:
-    of_numpy = cast("dict[str, object]", np.random.get_state(legacy=False))
-    return random.getstate(), of_numpy, torch.get_rng_state()
+def _random_states() -> dict[str, object]:
+    return {name: read_state(generator) for name, generator in GLOBALS.items()}
 
 
 def plain(value: object) -> object:
@@ -194,34 +187,6 @@ def _unpacked(packed: bytes) -> dict[str, object]:
 # ---- how far the epoch is
 
 
-class ShardState(TypedDict):
-    """How far one shard of an iterable dataset is.
-
-    Attributes:
-        num_made: Batches up to the last one that the script got; one that failed counts.
-        own_state: That the dataset gave of itself after `own_made` of these; empty: none.
-    """
-
-    num_made: int
-    own_state: torch.Tensor
-    own_made: int
-
-
-class StreamState(TypedDict):
-    """How far the epoch of an iterable dataset is.
-
-    Attributes:
-        num_workers: What `get_worker_info()` says in the dataset; 0: it is None.
-        is_inline: The trainer's own process makes the batches, from its random states.
-        next_number: Shard s has the numbers s, s + S, s + 2S, ... for its batches.
-    """
-
-    num_workers: int
-    is_inline: bool
-    next_number: int
-    shards: list[ShardState]
-
-
 def own_before(states: list[OwnState], num_made: int) -> OwnState | None:
     """Returns the last state from before, or after, `num_made` batches."""
     earlier = [state for state in states if state.num_made <= num_made]
@@ -241,23 +206,25 @@ def owns_with(states: list[OwnState], own: OwnState, *, num_made: int) -> list[O
     return [*(one for one in states if least <= one.num_made < own.num_made), own]
 
 
-@dataclass(slots=True, kw_only=True)
-class ShardProgress:
-    """What the script got of one shard; see ShardState.
+class ShardProgress(msgspec.Struct, kw_only=True):
+    """What the script got of one shard of an iterable dataset.
 
     Attributes:
+        num_made: Batches up to the last one that the script got; one that failed counts.
         owns: States of a dataset that has one, in ascending order; some may be ahead of the script.
     """
 
     num_made: int = 0
-    owns: list[OwnState] = field(default_factory=list)
+    owns: list[OwnState] = []
 
 
-@dataclass(slots=True, kw_only=True)
-class StreamProgress:
-    """Progress of an epoch of an iterable dataset, as the script sees it; see StreamState.
+class StreamProgress(msgspec.Struct, kw_only=True):
+    """Progress of an epoch of an iterable dataset, as the script sees it.
 
     Attributes:
+        num_workers: What `get_worker_info()` says in the dataset; 0: it is None.
+        is_inline: The trainer's own process makes the batches, from its random states.
+        next_number: Shard s has the numbers s, s + S, s + 2S, ... for its batches.
         before_last: `next_number` before the last batch, and the number of that one's shard.
     """
 
@@ -285,48 +252,20 @@ class StreamProgress:
         count = len(self.shards)
         numbers: list[int] = []
         for which, shard in enumerate(self.shards):
-            position = shard.num_made
-            if self.is_exhausted(which):
-                position = -(-(self.next_number - which) // count)
+            position = max(shard.num_made, -(-(self.next_number - which) // count))
             numbers.append(position * count + which)
         return numbers
 
-    def state(self, *, num_held: int) -> StreamState:
-        """Returns the state; `num_held` is 1 if the last batch is held back from the script."""
-        shards = [replace(shard) for shard in self.shards]
-        next_number = self.next_number
+    def state(self, *, num_held: int) -> dict[str, object]:
+        """Returns the state, of plain types; `num_held` is 1 if the last batch is held back."""
+        seen = progress_from(msgspec.to_builtins(self))
         if num_held:
-            next_number, last = self.before_last
-            shards[last].num_made -= 1
-        states: list[ShardState] = []
-        for shard in shards:
-            own = own_before(shard.owns, shard.num_made) or OwnState()
-            packed = torch.frombuffer(bytearray(own.state or b"-"), dtype=torch.uint8)
-            states.append(
-                ShardState(
-                    num_made=shard.num_made,
-                    own_state=packed[: len(own.state)].clone(),
-                    own_made=own.num_made,
-                )
-            )
-        return StreamState(
-            num_workers=self.num_workers,
-            is_inline=self.is_inline,
-            next_number=next_number,
-            shards=states,
-        )
+            seen.next_number, last = self.before_last
+            seen.shards[last].num_made -= 1
+        state: dict[str, object] = msgspec.to_builtins(seen)
+        return state
 
 
-def progress_from(state: StreamState) -> StreamProgress:
+def progress_from(state: object) -> StreamProgress:
     """Returns the progress that a state has, before the script gets a batch here."""
-    progress = StreamProgress(
-        num_workers=state["num_workers"],
-        shards=[],
-        is_inline=state["is_inline"],
-        next_number=state["next_number"],
-    )
-    for given in state["shards"]:
-        packed = given["own_state"].numpy().tobytes()
-        owns = [OwnState(num_made=given["own_made"], state=packed)] if packed else []
-        progress.shards.append(ShardProgress(num_made=given["num_made"], owns=owns))
-    return progress
+    return msgspec.convert(state, StreamProgress)

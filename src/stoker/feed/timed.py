@@ -15,7 +15,7 @@ from stoker.environment import from_environment
 from stoker.errors import UsageError, what_of
 from stoker.feed.bookkeeping import TrainerProcess, this_process, with_rank
 from stoker.feed.foreign_loaders import imports_stokers
-from stoker.feed.timeline import TIMED_MARK, Steps
+from stoker.feed.timeline import Steps
 from stoker.logs import EventName, Log
 from stoker.records import Json, write_text
 from stoker.records.base import word_of
@@ -75,7 +75,7 @@ class TimedBatches(Generic[_T]):
         if process.settings.output is None or _is_timed_already(self._batches, process):
             return source
         books = process.books_of_source(self._name)
-        epoch = TimedEpoch(process, loader=books.number, epoch=books.next_epoch())
+        epoch = TimedEpoch(process.timeline, loader=books.number, epoch=books.next_epoch())
         epoch.opened(opening_seconds)
         return _TimedIterator(source, epoch, self._samples)
 
@@ -94,15 +94,7 @@ class TimedBatches(Generic[_T]):
 
 
 class TimedEpoch(Steps):
-    """Timeline of one epoch over batches that stoker does not make."""
-
-    def __init__(self, process: TrainerProcess, *, loader: int, epoch: int) -> None:
-        super().__init__(process.timeline, loader=loader, epoch=epoch)
-        output = process.settings.output
-        if output is not None and not epoch:
-            # A full disk ends no training.
-            with contextlib.suppress(OSError):
-                (output / TIMED_MARK.format(rank=process.settings.rank, loader=loader)).touch()
+    """Timeline of one epoch over batches that stoker does not make; a profile changes `ask`."""
 
 
 class _TimedIterator(Iterator[_T]):
@@ -130,44 +122,38 @@ class _TimedIterator(Iterator[_T]):
 
 def num_samples(batch: object) -> int:
     """Returns the first dimension of the first array or tensor in it; else its length, else 1."""
-    rows = _rows(batch, depth=0)
-    if rows is not None:
+    for rows in _rows(batch, depth=0):
         return rows
     if isinstance(batch, Mapping):
         batch = next(iter(batch.values()), ())
     return len(batch) if isinstance(batch, Sequence) and not isinstance(batch, str | bytes) else 1
 
 
-def _rows(batch: object, *, depth: int) -> int | None:
+def _rows(batch: object, *, depth: int) -> Iterator[int]:
+    """Yields the first dimensions of the arrays in a batch."""
     if hasattr(batch, "shape"):
         # Not of a scalar, nor of a ragged or symbolic tensor.
         with contextlib.suppress(TypeError, ValueError, IndexError):
-            return int(batch.shape[0])
-        return None
-    is_text = isinstance(batch, str | bytes | bytearray)
-    if depth >= _MAX_DEPTH or is_text or not isinstance(batch, Mapping | Sequence):
-        return None
+            yield int(batch.shape[0])
+        return
     parts = batch.values() if isinstance(batch, Mapping) else batch
-    rows = (_rows(part, depth=depth + 1) for part in parts)
-    return next((count for count in rows if count is not None), None)
+    is_container = isinstance(batch, Mapping | Sequence) and not isinstance(batch, str | bytes)
+    for part in cast("Iterable[object]", parts) if is_container and depth < _MAX_DEPTH else ():
+        yield from _rows(part, depth=depth + 1)
 
 
 def _is_timed_already(batches: object, process: TrainerProcess) -> bool:
     # Of `stoker.to_device`, its loader.
-    inner = getattr(batches, "_batches", batches) if _is_stokers(type(batches)) else batches
-    method = getattr(type(inner), "_get_iterator", None)
+    inner = getattr(batches, "_batches", batches)
+    torch_data = sys.modules.get("torch.utils.data")
+    if torch_data is None or not isinstance(inner, torch_data.DataLoader):
+        return isinstance(batches, TimedBatches)
+    method = type(inner)._get_iterator
     # A wrapped one is torch's in a script that imports stoker's class, see feed/replace.py.
-    is_torchs_again = hasattr(method, "__wrapped__") and imports_stokers()
-    if isinstance(batches, TimedBatches) or (_is_stokers(method) and not is_torchs_again):
-        return True
+    is_torchs = hasattr(method, "__wrapped__") and imports_stokers()
+    is_stokers = method.__module__.startswith("stoker.feed.") and not is_torchs
     # A profile measures torch's own loaders.
-    names = [f"{base.__module__}.{base.__name__}" for base in type(inner).__mro__]
-    is_torchs = "torch.utils.data.dataloader.DataLoader" in names
-    return is_torchs and process.settings.profile is not None
-
-
-def _is_stokers(thing: object) -> bool:
-    return str(getattr(thing, "__module__", "")).startswith("stoker.feed.")
+    return is_stokers or process.settings.profile is not None
 
 
 # ---- metrics

@@ -28,17 +28,13 @@ from stoker.units import wait_share
 
 # In the output folder of the rank's host.
 FILE = "timeline-rank{rank}.csv"
-# Empty, beside it, for each loader that `stoker.timed` only times.
-TIMED_MARK = "timed-{rank}-{loader}"
+# The first of those that `stoker.timed` only times; loaders are numbered from 0.
+FIRST_SOURCE = 1000
 COLUMNS = "loader,epoch,batch,start_seconds,wait_seconds,compute_seconds,samples,steps"
 # 50 ms steps of a day are 8 MB.
 LEVEL_ROWS = 20_000
-# Longest time of a row: readers of a running training must see that it advances.
-MAX_ROW_SECONDS = 60.0
 # Bound for reading: more than a timeline ever has.
 MAX_READ_BYTES = 16 << 20
-# Of a row, to know how many a file has that an earlier process began.
-_ROW_BYTES = 50
 _FLUSH_SECONDS = 1.0
 # The first steps of an epoch hold the start of workers and the filling of the pipeline.
 SKIPPED_STEPS = 2
@@ -50,8 +46,6 @@ MAIN_SHARE = 0.5
 SHARED_SHARE = 0.2
 # Steps whose mean is one sample: longer than any burst, dozens of blocks in a run of a minute.
 BLOCK_STEPS = 20
-# Means that are compared; in longer runs one stands for several.
-_MAX_MEANS = 100_000
 
 
 # ---- rows
@@ -110,13 +104,6 @@ def timeline_ranks(output: Path, *, file: str = FILE) -> list[int]:
     return sorted(int(rank) for rank in ranks if rank.isdigit())
 
 
-def timed_loaders(output: Path) -> set[tuple[int, int]]:
-    """Returns rank and number of each loader of this host that stoker only times."""
-    files = output.glob(TIMED_MARK.format(rank="*", loader="*"))
-    names = [file.name.split("-")[1:] for file in files]
-    return {(int(rank), int(loader)) for rank, loader in names}
-
-
 # ---- figures of rows
 
 
@@ -160,7 +147,6 @@ def block_means(
 
     The mean of a longer block is there as often.
     """
-    per_mean = max(BLOCK_STEPS, steps_in(steps) // _MAX_MEANS)
     means: list[float] = []
     for _, group in groupby(steps, key=_epoch_of):
         rows = list(group)
@@ -173,7 +159,7 @@ def block_means(
             done += row.steps
         for block in blocks.values():
             num_steps = steps_in(block)
-            means += [sum(map(value, block)) / num_steps] * max(1, num_steps // per_mean)
+            means += [sum(map(value, block)) / num_steps] * max(1, num_steps // BLOCK_STEPS)
     return means
 
 
@@ -284,7 +270,7 @@ class Timeline:
         self._steps: list[tuple[MeasuredStep, bool]] = []
         # Of the file, by loader: that are not complete yet.
         self._rows: dict[int, MeasuredStep] = {}
-        self._num_rows: int | None = None
+        self._num_rows = 0
         self._zero = self._flushed = 0.0
         self._loaders = 0
         self._sums: dict[int, LoaderSums] = {}
@@ -328,8 +314,6 @@ class Timeline:
                 return
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with self._path.open("a", encoding="utf-8") as file:
-                if self._num_rows is None:
-                    self._num_rows = file.tell() // _ROW_BYTES
                 if not file.tell():
                     file.write(COLUMNS + "\n")
                 complete: list[MeasuredStep] = []
@@ -345,9 +329,7 @@ class Timeline:
         """Adds a step to its loader's row; appends rows that are complete."""
         row = self._rows.pop(step.loader, None)
         if row is not None:
-            is_next = step.batch == row.batch + row.steps and step.epoch == row.epoch
-            seconds = step.end_seconds - row.start_seconds
-            if is_next and not is_early and seconds < MAX_ROW_SECONDS:
+            if step.batch == row.batch + row.steps and step.epoch == row.epoch and not is_early:
                 step = MeasuredStep(
                     *row[:4],
                     row.wait_seconds + step.wait_seconds,
@@ -357,7 +339,7 @@ class Timeline:
                 )
             else:
                 complete.append(row)
-        most = 1 << ((self._num_rows or 0) + len(complete)) // LEVEL_ROWS
+        most = 1 << (self._num_rows + len(complete)) // LEVEL_ROWS
         if is_early or step.steps >= most:
             complete.append(step)
         else:

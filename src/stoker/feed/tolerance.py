@@ -1,21 +1,20 @@
 """What `feed.on_error` does where a dataset raises: a sample is skipped, or replaced.
 
 Without it the script gets the error, and nothing is tried again. What is done with a sample follows
-from the batch's seed, its index and its place, so a batch has the same bytes wherever it is made.
+from the batch's seed, so a batch has the same bytes wherever it is made.
 """
 
-import hashlib
-import operator
+import random
 from collections.abc import Callable, Iterable, Iterator, Sized
 from dataclasses import dataclass
-from typing import Literal, SupportsIndex, cast
+from typing import Literal, cast
 
 import msgspec
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from stoker.errors import StokerError, UsageError
 from stoker.feed.engine.messages import NO_SAMPLE, BadSample
-from stoker.feed.seeding import Seeder, shown_index
+from stoker.feed.seeding import shown_index
 
 OnError = Literal["raise", "skip", "replace"]
 
@@ -36,20 +35,6 @@ def check_on_error(dataset: object, on_error: OnError, *, is_map_style: bool) ->
         fix="catch the errors of single samples in the dataset: only samples of a map-style one "
         "can be skipped, and with __len__ replaced",
     )
-
-
-def replacement(index: object, attempt: int, *, length: int, seed: bytes = b"") -> int:
-    """Returns the index that replaces a bad one.
-
-    Args:
-        index: The bad one.
-        attempt: How many were drawn before.
-        length: Of the dataset.
-        seed: Of the sample's batch and place, so that each epoch draws another one.
-    """
-    drawn = hashlib.blake2b(key=seed, digest_size=8, person=b"stoker replace")
-    drawn.update(f"{attempt} {shown_index(index)!r}".encode("utf-8", "surrogatepass"))
-    return int.from_bytes(drawn.digest(), "little") % length
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +66,6 @@ class TolerantFetcher:
     Args:
         on_error: With `raise` the first error is the batch's, as with torch.
         is_batched: An index is a batch of them.
-        seeder: Of the batches; None: they are seeded as by torch.
         note: Takes the place of what is made next, or NO_SAMPLE.
 
     Attributes:
@@ -95,14 +79,12 @@ class TolerantFetcher:
         on_error: OnError,
         *,
         is_batched: bool,
-        seeder: Seeder | None = None,
         note: Callable[[int], None] = lambda place: None,
     ) -> None:
         self._dataset = dataset
         self._collate_fn = collate_fn
         self._on_error = on_error
         self._is_batched = is_batched
-        self._seeder = seeder
         self._note = note
         # One call for all samples of a batch, as torch asks.
         many = getattr(dataset, "__getitems__", None) if is_batched else None
@@ -136,7 +118,6 @@ class TolerantFetcher:
     def _one_by_one(self, indices: Iterable[object]) -> list[object]:
         good: list[object] = []
         bad: list[BadSample] = []
-        first: object = None
         for place, index in enumerate(indices):
             try:
                 good.append(self._sample(index, place))
@@ -146,44 +127,28 @@ class TolerantFetcher:
                     raise
                 one = _bad(index, err, place)
             if self._on_error == "replace":
-                sample, one = self._replaced(index, one)
-                good.append(sample)
-            first = index if not bad else first
+                one = self._replaced(one, good)
             bad.append(one)
         if bad and not good:
-            sample, bad[0] = self._replaced(first, bad[0])
-            good.append(sample)
+            bad[0] = self._replaced(bad[0], good)
         self.bad = tuple(bad)
         return good
 
-    def _replaced(self, index: object, bad: BadSample) -> tuple[object, BadSample]:
-        """Returns another sample, and the bad one with its index.
+    def _replaced(self, bad: BadSample, good: list[object]) -> BadSample:
+        """Adds another sample, and returns the bad one with its index.
 
-        Raises:
-            UsageError: If the index is no integer, or the dataset has no length.
-            Exception: The last error, if eight others are bad, too.
+        Raises the last error, if eight others are bad, too.
         """
-        try:
-            operator.index(cast("SupportsIndex", index))
-            length = len(cast("Sized", self._dataset))
-        except TypeError:
-            raise UsageError(
-                f"no other sample can be drawn in place of {bad.index} ({bad.error}: {bad.text}): "
-                "its index is no integer, or the dataset has no length",
-                where="feed.on_error",
-                fix="set feed.on_error: raise, or mend the sample",
-            ) from None
-        seed = b"" if self._seeder is None else self._seeder.seed_of(bad.place)
         for attempt in range(_MAX_ATTEMPTS):
-            other = replacement(index, attempt, length=length, seed=seed)
+            # Drawn as the batch's other random numbers: the same wherever it is made.
+            other = random.randrange(len(cast("Sized", self._dataset)))
             try:
-                sample = self._sample(other, bad.place)
+                good.append(self._sample(other, bad.place))
+                break
             except Exception:
                 if attempt == _MAX_ATTEMPTS - 1:
                     raise
-                continue
-            return sample, msgspec.structs.replace(bad, replaced_by=str(other))
-        raise AssertionError
+        return msgspec.structs.replace(bad, replaced_by=str(other))
 
     def _sample(self, index: object, place: int) -> object:
         self._note(place)
@@ -196,19 +161,15 @@ class TolerantFetcher:
 def _bad(index: object, err: Exception, place: int) -> BadSample:
     return BadSample(
         place=place,
-        index=_text_of(lambda: repr(shown_index(index))),
-        error=type(err).__name__[:_MAX_CHARACTERS],
-        text=_text_of(lambda: " ".join(str(err).split())),
+        index=_cut(repr(shown_index(index))),
+        error=_cut(type(err).__name__),
+        text=_cut(" ".join(str(err).split())),
     )
 
 
-def _text_of(show: Callable[[], str]) -> str:
-    try:
-        # A name of a file that is no Unicode could be neither sent nor written. And it reads the
-        # same where another process cuts it again.
-        return show()[:_MAX_CHARACTERS].rstrip().encode("utf-8", "replace").decode()
-    except Exception:
-        return "cannot be shown"
+def _cut(text: str) -> str:
+    # A name of a file that is no Unicode could be neither sent nor written.
+    return text[:_MAX_CHARACTERS].rstrip().encode("utf-8", "replace").decode()
 
 
 def samples_words(index: object, place: int = -1) -> str:

@@ -5,7 +5,6 @@ data host the script's, or the host's (`made_again`)?
 """
 
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -59,18 +58,6 @@ def made_again(
     return batch, ()
 
 
-class Verdict(NamedTuple):
-    """What a comparison found, in words; none: both are equal.
-
-    Attributes:
-        is_other: The data host's is another batch than this one, torch's own.
-    """
-
-    words: str = ""
-    is_other: bool = False
-    batch: object = None
-
-
 def verdict_of(
     loader: "DataLoader[object]",
     batch: object,
@@ -78,7 +65,7 @@ def verdict_of(
     epoch: Epoch,
     *,
     seconds: float,
-) -> Verdict:
+) -> tuple[str, list[object]]:
     """Compares a data host's batch with those of torch's own workers.
 
     Args:
@@ -87,21 +74,24 @@ def verdict_of(
         numbered: What it was made of.
         epoch: Its epoch.
         seconds: That the data host took, or more.
+
+    Returns:
+        What is to be said, if anything; torch's own batch, if the data host's is another one.
     """
     limit = max(_LEAST_SECONDS, _TIMES * seconds)
     try:
         here, _ = made_again(loader, numbered, epoch, seconds=limit)
         leaf = difference(batch, here)
         if not leaf:
-            return Verdict()
+            return "", []
         again, _ = made_again(loader, numbered, epoch, seconds=limit)
     except Exception as err:
         # A file that is not here, or no answer in time: it is the data host's to make.
         why = f"{type(err).__name__}: {err}".partition("\n")[0]
-        return Verdict(f"the first batch of a data host was not checked: {why}")
+        return f"the first batch of a data host was not checked: {why}", []
     if difference(again, here):
-        return Verdict(f"this loader gives other batches each time ({leaf})")
-    return Verdict(f"another first batch ({leaf})", is_other=True, batch=here)
+        return f"this loader gives other batches each time ({leaf})", []
+    return f"another first batch ({leaf})", [here]
 
 
 def difference(one: object, other: object, path: str = "batch", *, depth: int = 0) -> str:
@@ -110,8 +100,10 @@ def difference(one: object, other: object, path: str = "batch", *, depth: int = 
     Structures, types, shapes, texts, bools and integers are compared exactly, values of 8 bits
     within 2, floats within 1 % of the range of their leaf.
     """
-    if type(one) is not type(other) or _is_leaf(one):
-        if _are_equal(one, other):
+    if type(one) is not type(other):
+        return f"{path}: {_shown(one)} there, {_shown(other)} here"
+    if hasattr(one, "dtype") or isinstance(one, str | bytes | int | float | None):
+        if _are_equal(_plain(one), _plain(other)):
             return ""
         there, here = _shown(one), _shown(other)
         return f"{path}: {f'{there} there, {here} here' if there != here else 'other values'}"
@@ -126,10 +118,6 @@ def difference(one: object, other: object, path: str = "batch", *, depth: int = 
     return ""
 
 
-def _is_leaf(value: object) -> bool:
-    return hasattr(value, "dtype") or isinstance(value, str | bytes | int | float | None)
-
-
 def _parts(value: object) -> dict[object, object]:
     if isinstance(value, list | tuple):
         return dict(enumerate(value))
@@ -141,14 +129,7 @@ def _shown(leaf: object) -> str:
     return repr(leaf)[:60] if shape is None else f"{leaf.dtype} of {tuple(shape)}"  # type: ignore[attr-defined]
 
 
-def _are_equal(one: object, other: object) -> bool:
-    if type(one) is not type(other):
-        return False
-    if not (hasattr(one, "dtype") or isinstance(one, float)):
-        return one == other
-    a, b = _plain(one), _plain(other)
-    if a is None or b is None:
-        return _shown(one) == _shown(other)
+def _are_equal(a: _Array, b: _Array) -> bool:
     if a.dtype != b.dtype or a.shape != b.shape:
         return False
     if a.dtype.kind in "fc":
@@ -159,16 +140,16 @@ def _are_equal(one: object, other: object) -> bool:
         return bool(np.isclose(a, b, rtol=0.0, atol=reach, equal_nan=True).all())
     if a.dtype.itemsize == 1 and a.dtype.kind in "iu":
         return bool((np.abs(a.astype(int) - b.astype(int)) <= _BYTE_STEPS).all())
-    # Objects are not compared, nor types of other libraries.
-    return a.dtype.kind not in "biumMSU" or np.array_equal(a, b)
+    # Objects are not compared.
+    return a.dtype.kind in "OV" or np.array_equal(a, b)
 
 
-def _plain(value: object) -> "_Array | None":
-    """Returns an array, or a tensor's values as NumPy has them; None: it has no such type."""
-    if not isinstance(value, torch.Tensor):
-        return np.asarray(value)
-    if value.layout != torch.strided or value.is_quantized:
-        return None
-    tensor = value.float() if value.dtype == torch.bfloat16 else value
+def _plain(leaf: object) -> _Array:
+    """Returns a leaf's values as NumPy has them; of a tensor without plain values how it looks."""
+    if not isinstance(leaf, torch.Tensor):
+        return np.asarray(leaf)
+    if leaf.layout != torch.strided or leaf.is_quantized:
+        return np.asarray(_shown(leaf))
+    tensor = leaf.float() if leaf.dtype == torch.bfloat16 else leaf
     array: _Array = tensor.detach().numpy()
     return array

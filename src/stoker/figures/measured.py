@@ -12,7 +12,7 @@ from statistics import median, quantiles
 import msgspec
 
 from stoker.feed import timeline
-from stoker.feed.step_times import epoch_times, whole_run, whole_step
+from stoker.feed.step_times import whole_run
 from stoker.feed.timeline import (
     MeasuredStep,
     block_means,
@@ -66,7 +66,7 @@ def measure(
         # Of another host's rank only sums over steps are known.
         wait_seconds = shares[slowest] * step_seconds
         compute_seconds = step_seconds - wait_seconds
-    whole = whole_step(steps)
+    whole = whole_run(steps)
     return Measured(
         step_seconds=step_seconds,
         wait_seconds=wait_seconds,
@@ -77,8 +77,8 @@ def measure(
         rank=slowest,
         least_wait_share=min(shares.values()) if len(shares) > 1 else None,
         timeline_file=timeline.FILE.format(rank=shown),
-        whole_step_seconds=whole.seconds if whole else None,
-        epochs=epoch_times(steps),
+        whole_step_seconds=whole.step_seconds if whole else None,
+        epochs=whole.times if whole else None,
     )
 
 
@@ -101,10 +101,9 @@ def _samples_per_second(
 
 def _rate(steps: Sequence[MeasuredStep]) -> float:
     """Returns the samples per second of whole epochs; of all steps where there are few."""
-    run = whole_run(steps)
-    whole = whole_step(steps)
-    if run and whole and whole.seconds:
-        return run.samples / run.steps / whole.seconds
+    whole = whole_run(steps)
+    if whole and whole.step_seconds:
+        return whole.samples / whole.steps / whole.step_seconds
     seconds = sum(step.seconds for step in steps)
     return sum(step.samples for step in steps) / seconds if seconds else 0.0
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import cast
@@ -12,7 +13,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from stoker.environment import named_instance_type
-from stoker.feed.bookkeeping import FormerLoader, line_words
+from stoker.feed.bookkeeping import kind_of, line_words, made_at
 from stoker.feed.engine.pickler import factories_in
 from stoker.feed.foreign_loaders import reach_of
 from stoker.feed.placement import digests_of, is_taken_whole
@@ -92,7 +93,8 @@ class MainLoader:
     def __init__(self) -> None:
         # Weak: a loader that the script drops must end its workers, as it does without a profile.
         self._loader: Callable[[], DataLoader[object] | None] = lambda: None
-        self._former: FormerLoader | None = None
+        self._kind: tuple[object, ...] = ()
+        self._since = 0.0
 
     def is_(self, loader: DataLoader[object], *, delivered: int) -> bool:
         """Whether `loader`, with `delivered` batches in this epoch, is or becomes the main one."""
@@ -101,10 +103,11 @@ class MainLoader:
             return True
         trains = torch.is_grad_enabled() and delivered > 0
         is_next = main is None and (trains or delivered >= MAX_BATCHES_WITHOUT_GRADIENTS)
-        if not (is_next or (self._former and self._former.is_made_again(loader))):
+        is_made_again = made_at(loader) > self._since and kind_of(loader) == self._kind
+        if not (is_next or is_made_again):
             return False
         self._loader = ref(loader)
-        self._former = FormerLoader(loader)
+        self._kind, self._since = kind_of(loader), time.monotonic()
         return True
 
 

@@ -15,7 +15,7 @@ from stoker.environment import PROFILE_ENDED_FILE, ProcessSettings, from_environ
 from stoker.errors import StokerError, WorkloadError
 from stoker.feed import timeline
 from stoker.feed.step_times import longest_waiting_file, read_timelines
-from stoker.feed.timeline import timed_loaders
+from stoker.feed.timeline import FIRST_SOURCE
 from stoker.figures import intervals
 from stoker.figures.progress import BASELINE_TIMELINE
 from stoker.host.machine import usable_vcpus
@@ -207,8 +207,8 @@ def _timed_profile(
     """
     timelines = read_timelines(output)
     measured = record.measured
-    loaders = {(rank, step.loader) for rank, steps in timelines.items() for step in steps}
-    if measured is None or measured.steps < _MIN_STEPS or not loaders & timed_loaders(output):
+    last = max((step.loader for steps in timelines.values() for step in steps), default=0)
+    if measured is None or measured.steps < _MIN_STEPS or last < FIRST_SOURCE:
         return None
     dnn = record.groups[0]
     world = dnn.count * (dnn.processes_per_host or 1)

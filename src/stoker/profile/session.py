@@ -26,7 +26,7 @@ from stoker.errors import UsageError
 from stoker.feed.engine.loader_spec import LoaderSpec, refusal_of
 from stoker.feed.engine.pickler import SharedMemoryError
 from stoker.feed.replace import note_makings
-from stoker.feed.step_times import epoch_times
+from stoker.feed.step_times import whole_run
 from stoker.feed.timeline import Steps, Timeline, read_timeline
 from stoker.figures.progress import BASELINE_TIMELINE
 from stoker.host.machine import is_only_requested, vcpu_capacity
@@ -304,7 +304,8 @@ class Session:
         result.evidence = self._watch.result
         result.as_is = as_is = steps.result(result.evidence)
         rows = read_timeline(self._timeline_file)
-        result.epoch_times = epoch_times(rows, epoch_steps=steps.epoch_batches)
+        run = whole_run(rows, epoch_steps=steps.epoch_batches)
+        result.epoch_times = run.times if run else None
         if steps.warm_up.was_cut:
             self._notes.append(
                 "the steps did not become steady within a quarter of the budget; they count anyway"

@@ -533,14 +533,9 @@ def _load(host: Host, *, owned: Counter[str], request: EpochRequest) -> tuple[bo
     return not host.is_remote or owned[host.name] >= room, (owned[host.name] + 1) / room
 
 
-def feed_of(process: TrainerProcess, *, may_ask: bool = True) -> Feed:
-    """Returns the feed of this process (a forked child has another one), closed at its exit.
-
-    Args:
-        may_ask: False: this process may never ask for a batch, and its errors are left alone.
-    """
-    if may_ask:
-        _show_errors(os.getpid())
+def feed_of(process: TrainerProcess) -> Feed:
+    """Returns the feed of this process (a forked child has another one), closed at its exit."""
+    _show_errors(os.getpid())
     return _feed(os.getpid(), process)
 
 

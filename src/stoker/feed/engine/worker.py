@@ -241,7 +241,6 @@ class _Map:
             spec.collate_fn,
             spec.on_error,
             is_batched=spec.auto_collation,
-            seeder=self._seeder,
             note=progress.note,
         )
 
