@@ -154,7 +154,7 @@ def test_a_rank_that_fails_ends_all_hosts_with_its_code_and_words(tmp_path):
 def test_no_daemon_and_no_rank_outlives_a_launcher_that_is_killed(tmp_path):
     with MpiJob(tmp_path, "wait") as job:
         ranks = job.wait_for_ranks()
-        job.kill(job.run.launchers[job.leader])
+        job.kill(job.launchers[job.leader])
         all_of_them = {*ranks, *job.daemons}
         until(lambda: not any(map(is_running, all_of_them)), what="ranks and daemons end")
         assert job.end().status == "failed"

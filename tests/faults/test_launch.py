@@ -148,7 +148,7 @@ def test_a_killed_leader_launcher_takes_its_trainer_along_and_frees_the_data_hos
         trainer = int(job.wait_for_file("ready"))
         job.wait_for_log("algo-1", "run_joined")
         job.processes("algo-1")
-        job.kill(job.run.launchers[job.leader])
+        job.kill(job.launchers[job.leader])
         until(lambda: not is_running(trainer), what="the trainer ends with its launcher")
         end = job.end()
         assert end.status == "failed"
@@ -187,7 +187,7 @@ def test_training_goes_on_when_a_data_worker_is_killed(struck):
 def test_killing_only_the_launcher_of_a_data_host_ends_all_of_that_host(struck):
     pids = struck.processes("algo-2")
     assert len(pids) > 1
-    struck.kill(struck.run.launchers["algo-2"])
+    struck.kill(struck.launchers["algo-2"])
     until(lambda: not any(map(is_running, pids)), what="the data host is gone")
     goes_on(struck, 32)
 
@@ -240,7 +240,7 @@ def test_a_killed_follower_launcher_fails_the_run_and_is_named(tmp_path):
             job.wait_for_file(f"ready-{host.name}")
         follower = job.request.hosts[1].name
         job.wait_for_log(job.leader, "host_joined")
-        job.kill(job.run.launchers[follower])
+        job.kill(job.launchers[follower])
         end = job.end()
         assert end.status == "failed"
         assert f"dnn host {follower} was lost" in (end.failure or "")
@@ -284,7 +284,7 @@ def test_a_second_sigterm_does_not_wait_for_a_trainer_that_ignores_the_first(tmp
     script = f"{TELL}{ignoring}tell('ready')\nwhile True: time.sleep(1)\n"
     with LocalJob(tmp_path, script) as job:
         job.wait_for_file("ready")
-        launcher = job.run.launchers[job.leader]
+        launcher = job.launchers[job.leader]
         job.kill(launcher, signal.SIGTERM)
         job.wait_for_file("ignored")
         job.kill(launcher, signal.SIGTERM)

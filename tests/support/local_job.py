@@ -11,7 +11,7 @@ import psutil
 
 from stoker.environment import RunSettings
 from stoker.platforms.base import JobEnd, JobSpec
-from stoker.platforms.local import LocalPlatform
+from stoker.platforms.local import LocalPlatform, LocalRun
 from stoker.records import FeedSettings, Job, Training
 from stoker.run.train import record_of_job
 from support.builders import group
@@ -96,6 +96,10 @@ def assert_nothing_left(
     assert not (run_dir / "token").exists()
 
 
+def launchers(run: LocalRun) -> dict[str, int]:
+    return {started.host.name: started.process.pid for started in run._hosts}
+
+
 class LocalJob:
     """A script on the local platform, checked at its end; its files go to STOKER_TEST_DIR."""
 
@@ -147,6 +151,11 @@ class LocalJob:
     @property
     def leader(self) -> str:
         return self.request.leader.name
+
+    @property
+    def launchers(self) -> dict[str, int]:
+        """Host name to the pid of its launcher."""
+        return launchers(self.run)
 
     def base_dir(self, host: str) -> Path:
         return self.spec.run_dir / "hosts" / host

@@ -33,7 +33,7 @@ from support.aws_answers import Clock
 from support.builders import clusters
 from support.cloudwatch import put_lines
 from support.kubernetes_api import KubernetesApi, kube_config, kubernetes_api
-from support.local_job import PATIENT, is_running, marked_processes, until
+from support.local_job import PATIENT, is_running, launchers, marked_processes, until
 from support.moto_server import REGION, AwsServer
 from support.sagemaker_service import sagemaker_service
 
@@ -190,9 +190,9 @@ class LocalPlatformJob:
         self._order(f"fail {REASON}")
 
     def vanish(self) -> None:
-        for pid in self._run.launchers.values():
+        for pid in launchers(self._run).values():
             psutil.Process(pid).kill()
-        until(lambda: not any(map(is_running, self._run.launchers.values())), what="they are gone")
+        until(lambda: not any(map(is_running, launchers(self._run).values())), what="they are gone")
 
     def deny(self) -> str:
         self.spec.run_dir.mkdir()

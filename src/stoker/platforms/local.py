@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from stoker.environment import RUN_FILE, RUN_VARIABLE, TOKEN_FILE, ProcessSettings
@@ -76,8 +76,8 @@ class LocalHost:
     group: str
     role: Role
     instance_type: str
+    processes: int
     cores: tuple[int, ...]
-    processes: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,13 +156,12 @@ class LocalPlatform(Platform[LocalRequest]):
 
     def describe(self, request: LocalRequest) -> dict[str, Json]:
         job = request.job
-        shown = ("name", "group", "role", "instance_type", "processes", "cores")
         return {
             "platform": self.name,
             "name": job.name,
             "command": list(job.command),
             "run_dir": str(job.run_dir),
-            "hosts": [{name: getattr(host, name) for name in shown} for host in request.hosts],
+            "hosts": [asdict(host) for host in request.hosts],
             "channels": {name: channel.uri for name, channel in job.channels.items()},
             "hyperparameters": encoded(job.hyperparameters),
             "not_comparable_because": request.not_comparable or None,
@@ -219,12 +218,12 @@ class StartedHost:
     is_terminated: bool = False
     ended_at: float = math.inf
 
-    def kill(self) -> bool:
-        """Kills all its processes; returns False if some remain after KILL_SECONDS."""
+    def kill(self) -> None:
+        """Kills all its processes; blocks for KILL_SECONDS twice, at most."""
         self.process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(KILL_SECONDS)
-        return kill_all(self.process.pid, self.marker)
+        kill_all(self.process.pid, self.marker)
 
 
 class LocalRun(Run):
@@ -263,11 +262,6 @@ class LocalRun(Run):
                 what = f"the local run cannot start: {err.strerror or err}"
                 raise PlatformError(what, where=str(err.filename or job.run_dir)) from None
             raise
-
-    @property
-    def launchers(self) -> Mapping[str, int]:
-        """Host name to the pid of its launcher."""
-        return {started.host.name: started.process.pid for started in self._hosts}
 
     def lines(self) -> Iterator[LogLine]:
         if self._request.not_comparable:
@@ -375,8 +369,7 @@ class LocalRun(Run):
 
     def _take_end(self, started: StartedHost) -> None:
         """Notes how a host ended, and whether its end is the run's."""
-        if not started.kill():
-            self._note("has processes that cannot be killed", started.host)
+        started.kill()
         code = started.process.returncode
         host = started.host
         leader = self._hosts[0]
@@ -479,11 +472,14 @@ def make_job_folder(request: LocalRequest, host: LocalHost) -> None:
             raise UsageError(f"no such folder: {data}", where=f"channel {name}", fix=fix)
         (base / "input" / "data" / name).symlink_to(data)
         channels[name] = PLAIN_CHANNEL
-    groups: list[Json] = []
-    for group in job.groups:
-        names = [other.name for other in request.hosts if other.group == group.name]
-        described = {"instance_group_name": group.name, "instance_type": group.instance_type}
-        groups.append({**described, "hosts": names})
+    groups: list[Json] = [
+        {
+            "instance_group_name": group.name,
+            "instance_type": group.instance_type,
+            "hosts": [other.name for other in request.hosts if other.group == group.name],
+        }
+        for group in job.groups
+    ]
     documents: dict[str, Json] = {
         "inputdataconfig": channels,
         "hyperparameters": encoded(job.hyperparameters),

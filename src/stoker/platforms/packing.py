@@ -15,8 +15,7 @@ import subprocess
 import tarfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from stoker.errors import MissingExtraError, UsageError
 from stoker.logs import printable
@@ -27,35 +26,79 @@ from stoker.units import size
 IGNORE_FILE = ".stokerignore"
 # Code, not data: it is packed in memory, and each host downloads it before it starts.
 MAX_CODE_BYTES = 256 << 20
-# Leftovers of tools, at any depth.
-_CACHES = frozenset(
-    (
-        *(".git", ".hg", ".svn", ".venv", ".tox", ".nox", "__pycache__", ".ipynb_checkpoints"),
-        *(".mypy_cache", ".pytest_cache", ".ruff_cache", ".DS_Store"),
-    )
-)
-# What stoker's commands write at the top of a project. Below it, a package may have this name. A
-# compiled pipeline contains the digest of the code: it may not be part of the code.
-_OUTPUTS = frozenset(
-    (
-        *("runs", "report.html", "p.json", "p.yaml", "pipeline.json", "pipeline.yaml"),
-        *("profile.json", "decision.json", "training.json", "evaluation.json"),
-        *("training-timeline.csv", "training-metrics.jsonl", "training-bad_samples.csv"),
-        *("baseline-timeline.csv", "baseline-metrics.jsonl"),
-    )
-)
+# Lines before the user's own, in the same form. First, leftovers of tools; then what stoker's
+# commands write at the top of a project: a compiled pipeline contains the digest of the code, and
+# may not be part of the code.
+_LEFT_OUT = """
+.git
+.hg
+.svn
+.venv
+venv
+.tox
+.nox
+.ipynb_checkpoints
+.mypy_cache
+.pytest_cache
+.ruff_cache
+.DS_Store
+__pycache__
+*.pyc
+/runs
+/report.html
+/p.json
+/p.yaml
+/pipeline.json
+/pipeline.yaml
+/profile.json
+/decision.json
+/training.json
+/evaluation.json
+/training-timeline.csv
+/training-metrics.jsonl
+/training-bad_samples.csv
+/baseline-timeline.csv
+/baseline-metrics.jsonl
+"""
+# Files that hold secrets and nothing else; but .env.example and such are variables without values.
+_SECRETS = """
+.env
+.env.*
+*.env
+id_rsa
+id_dsa
+id_ecdsa
+id_ed25519
+*.ppk
+*.p12
+*.pem
+*.pfx
+*.jks
+*.keystore
+*.kdbx
+.netrc
+_netrc
+.git-credentials
+.pgpass
+.htpasswd
+.dockercfg
+kaggle.json
+credentials.json
+*.tfstate
+client_secret*.json
+service-account*.json
+secrets.y*ml
+secrets.json
+secrets.toml
+kubeconfig
+!*.example
+!*.sample
+!*.template
+!*.dist
+!*.pub
+"""
 # Programs whose first argument is a script.
 _INTERPRETER = re.compile(r"(?:.*/)?(?:python|pypy)[\d.]*|(?:.*/)?(?:ba|da)?sh")
-# Names of files, in small letters, that hold secrets and nothing else.
-_SECRETS = (
-    *(".env", ".env.*", "*.env", "id_rsa", "id_dsa", "id_ecdsa", "id_ed25519", "*.ppk", "*.p12"),
-    *("*.pem", "*.pfx", "*.jks", "*.keystore", "*.kdbx", ".netrc", "_netrc", ".git-credentials"),
-    *(".pgpass", ".htpasswd", ".dockercfg", "kaggle.json", "credentials.json", "*.tfstate"),
-    *("client_secret*.json", "service-account*.json", "secrets.y*ml", "secrets.json"),
-    *("secrets.toml", "kubeconfig"),
-)
-# .env.example and such: variables without their values.
-_EXAMPLES = ("*.example", "*.sample", "*.template", "*.dist", "*.pub")
 _MAX_NAMED = 3
 
 
@@ -136,34 +179,25 @@ def check_program(command: Sequence[str], package: SourcePackage) -> None:
 def _packed_names(folder: Path) -> Iterator[str]:
     """Yields the paths of files and links to pack, relative to `folder`; refuses secrets."""
     try:
-        import pathspec
+        from pathspec import GitIgnoreSpec
     except ImportError as err:
         raise MissingExtraError.of(err, extra="sagemaker") from None
 
     file = folder / IGNORE_FILE
     lines = file.read_text(encoding="utf-8-sig").splitlines() if file.is_file() else []
-    patterns = pathspec.GitIgnoreSpec.from_lines(lines)
-    listed = _listed_by_git(folder)
-    names = listed or []
-    if listed is None:
+    left_out = GitIgnoreSpec.from_lines([*_LEFT_OUT.split(), *lines])
+    secret = GitIgnoreSpec.from_lines([*_SECRETS.split(), *lines])
+    names = _listed_by_git(folder)
+    if names is None:
         found = (path for path in folder.rglob("*") if path.is_symlink() or path.is_file())
         names = [path.relative_to(folder).as_posix() for path in found]
-    homes = [PurePosixPath(name).parent for name in names if name.endswith("/pyvenv.cfg")]
     secrets = []
     for name in names:
         # A submodule that is not checked out: it is refused, or left out by its line.
         is_folder = (folder / name).is_dir() and not (folder / name).is_symlink()
-        verdict = patterns.check_file(f"{name}/" if is_folder else name).include
-        path = PurePosixPath(name)
-        is_leftover = (
-            not _CACHES.isdisjoint(path.parts)
-            or path.suffix == ".pyc"
-            or path.parts[0] in _OUTPUTS
-            or any(path.is_relative_to(home) for home in homes)
-        )
-        if verdict or (verdict is None and is_leftover):
+        if left_out.match_file(f"{name}/" if is_folder else name):
             continue
-        if verdict is None and _is_secret(path.name.lower()):
+        if secret.match_file(name):
             secrets.append(printable(name))
         yield name
     if secrets:
@@ -174,11 +208,6 @@ def _packed_names(folder: Path) -> Iterator[str]:
             fix=f"leave them out: a line '{secrets[0]}' in {IGNORE_FILE}; if it is no secret: "
             f"'!{secrets[0]}'",
         )
-
-
-def _is_secret(name: str) -> bool:
-    is_example = any(fnmatchcase(name, pattern) for pattern in _EXAMPLES)
-    return not is_example and any(fnmatchcase(name, pattern) for pattern in _SECRETS)
 
 
 def _listed_by_git(folder: Path) -> list[str] | None:
