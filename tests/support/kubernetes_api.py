@@ -101,10 +101,6 @@ class KubernetesApi:
         self.denied: set[tuple[str, str]] = set()
         self.role: list[Mapping[str, Any]] | None = None
         self.used: set[tuple[str, str, str]] = set()
-        self.installed = {
-            *("jobset.x-k8s.io", "trainer.kubeflow.org", "argoproj.io"),
-            *("policy", "storage.k8s.io", "apps"),
-        }
         self.namespaces = {NAMESPACE, "default"}
         self.holds: set[str] = set()
         self.image_digest = "sha256:" + "a" * 64
@@ -243,14 +239,9 @@ class KubernetesApi:
         self._drop("pods", name)
         return self.make_pod(labels[_JOBSET], labels[_REPLICATED], int(labels[_INDEX]))
 
-    def fail_pod(self, name, code, *, message="", ran_seconds=0.0):
+    def fail_pod(self, name, code, *, message=""):
         """Fails its container, and the controllers of Job and JobSet judge that."""
         with self.changed:
-            running = self._container(self._objects["pods", name])["state"].get("running")
-            if running and ran_seconds:
-                began = datetime.fromisoformat(running["startedAt"])
-                earlier = began - timedelta(seconds=ran_seconds)
-                running["startedAt"] = earlier.strftime("%Y-%m-%dT%H:%M:%SZ")
             self.end_pod(name, code, message=message)
             self._judge(name, is_disrupted=False, code=code)
 
@@ -307,17 +298,9 @@ class KubernetesApi:
             self.run_pods(run, attempt=restarts)
 
     def pass_deadline(self, run: str) -> None:
-        """Lets the job's deadline be over: that of a JobSet's jobs, or a TrainJob's."""
+        """Lets the deadline of the JobSet's jobs be over."""
         with self.changed:
-            train_job = self._objects.get(("trainjobs", run), {})
-            if "activeDeadlineSeconds" in train_job.get("spec", {}):
-                said = "DeadlineExceeded", "TrainJob exceeded its active deadline"
-                condition = _condition("Failed", *said, lastTransitionTime=self._now())
-                self.set_status("trainjobs", run, conditions=[condition])
-                for name in self._pods_of(run):
-                    self._end_and_drop(name)
-                self._drop("jobsets", run)
-            for job in [] if train_job else self._jobset_spec(run)["replicatedJobs"]:
+            for job in self._jobset_spec(run)["replicatedJobs"]:
                 if "activeDeadlineSeconds" in job["template"]["spec"]:
                     for name in self.pods(run, job["name"]):
                         self._end_and_drop(name)
@@ -344,7 +327,7 @@ class KubernetesApi:
             held = _held(train_job.get("status", {}))
             jobset = self._objects.get(("jobsets", name))
             if jobset is None:
-                if "Complete" in held or held.get("Failed", {}).get("reason") == "DeadlineExceeded":
+                if "Complete" in held:
                     continue
                 if held:
                     self.set_status(plural, name, conditions=[])
@@ -416,14 +399,14 @@ class KubernetesApi:
             unscheduled = _condition("PodScheduled", "Unschedulable", message, status="False")
             status["conditions"] = [{**unscheduled, "lastTransitionTime": since}]
 
-    def tell(self, kind, name, reason, message, *, type="Warning", seconds_later=0.0):
+    def tell(self, kind, name, reason, message):
         event = {
             "metadata": {"name": f"{name}.{uuid.uuid4().hex[:8]}"},
             "involvedObject": {"kind": kind, "name": name},
             "reason": reason,
             "message": message,
-            "type": type,
-            "lastTimestamp": self._now(seconds_later),
+            "type": "Warning",
+            "lastTimestamp": self._now(),
         }
         with self.changed:
             self._put("events", event)
@@ -484,9 +467,6 @@ class KubernetesApi:
     # --- what the server does
 
     def answer(self, method: str, path: str, query: dict[str, str], body: Object | None) -> Object:
-        bare = path.rstrip("/")
-        if bare == "/version" or (bare.count("/") < 4 and bare.startswith("/apis/")):
-            return self._discovered(bare)
         place = self.place(method, path)
         verbs = {"GET": "get" if place.name else "list", "POST": "create"}
         verb = verbs.get(method, method.lower())
@@ -502,31 +482,13 @@ class KubernetesApi:
             self.let_go.wait(HOLD_SECONDS)
         return answer
 
-    def _discovered(self, path: str) -> Object:
-        """Answers with what the server tells of itself, to everybody who is logged in."""
-        if ("get", path) in self.denied:
-            message = f'forbidden: User "{USER}" cannot get path "{path}"'
-            raise Refusal(403, "Forbidden", message)
-        if path == "/version":
-            return {"major": "1", "minor": "34", "gitVersion": "v1.34.1"}
-        _, _, group, *rest = path.split("/")
-        known = {place: kind for place, kind in _KINDS.items() if place[0].startswith(f"{group}/")}
-        versions = {version.rpartition("/")[2] for version, _ in known}
-        if group not in self.installed or (rest and rest[0] not in versions):
-            raise Refusal(404, "NotFound", "404 page not found")
-        if rest:
-            found = [{"name": plural, "kind": kind} for (_, plural), kind in known.items()]
-            return {"kind": "APIResourceList", "resources": found}
-        listed = [{"groupVersion": f"{group}/{each}", "version": each} for each in versions]
-        return {"kind": "APIGroup", "name": group, "versions": listed}
-
     def place(self, method: str, path: str) -> "Place":
         found = _PATH.match(path)
         if not found:
             raise Refusal(404, "NotFound", "404 page not found")
         group, plural = found.group("group") or "", found.group("plural")
         version = found.group("core") or f"{group}/{found.group('version')}"
-        if (version, plural) not in _KINDS or (group and group not in self.installed):
+        if (version, plural) not in _KINDS:
             raise Refusal(404, "NotFound", "404 page not found")
         namespace = found.group("namespace") or ""
         name, part = found.group("name") or "", found.group("part") or ""
@@ -755,9 +717,8 @@ class KubernetesApi:
                 return fault
         return None
 
-    def _now(self, seconds_later: float = 0.0) -> str:
-        later = datetime.now(UTC) + timedelta(seconds=seconds_later)
-        return later.strftime("%Y-%m-%dT%H:%M:%SZ")
+    def _now(self) -> str:
+        return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 @dataclass(frozen=True)

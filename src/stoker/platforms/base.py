@@ -43,9 +43,8 @@ MLFLOW_URI = "MLFLOW_TRACKING_URI"
 MLFLOW_EXPERIMENT = "MLFLOW_EXPERIMENT_NAME"
 MLFLOW_RUN = "MLFLOW_RUN_ID"
 MLFLOW_FILES = "MLFLOW_ALLOW_FILE_STORE"
-MLFLOW_VARIABLES = frozenset((MLFLOW_URI, MLFLOW_EXPERIMENT, MLFLOW_RUN, MLFLOW_FILES))
 # A request that differs in these only is of the same job: MLflow may be unreachable in one attempt.
-NOT_COMPARED = MLFLOW_VARIABLES
+NOT_COMPARED = frozenset((MLFLOW_URI, MLFLOW_EXPERIMENT, MLFLOW_RUN, MLFLOW_FILES))
 # A channel in inputdataconfig.json, where SageMaker does not write it.
 PLAIN_CHANNEL: Document = {
     "TrainingInputMode": "File",

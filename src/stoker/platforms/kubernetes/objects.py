@@ -76,6 +76,7 @@ class KubernetesRequest:
         runtime: A TrainJob's own TrainingRuntime.
         config: ConfigMap that launchers read.
         secret: Secret, with NO_TOKEN in place of the token.
+        request_sha256: Digest of the job's spec and configuration: equal in all attempts.
     """
 
     job: JobSpec
@@ -84,6 +85,7 @@ class KubernetesRequest:
     runtime: Document | None
     config: Document
     secret: Document
+    request_sha256: str
 
     @property
     def name(self) -> str:
@@ -103,11 +105,6 @@ class KubernetesRequest:
         runtime = (self.runtime,) if self.runtime else ()
         return (self.secret, self.config, *runtime, self.main)
 
-    @property
-    def request_sha256(self) -> str:
-        """Digest of the job's spec and configuration: equal in all attempts."""
-        return str(mapping(self.main, "metadata", "annotations")[REQUEST_ANNOTATION])
-
 
 def plan_request(job: JobSpec) -> KubernetesRequest:
     """Returns the objects for `job`, without files or calls; raises UsageError for wrong ones."""
@@ -120,35 +117,6 @@ def plan_request(job: JobSpec) -> KubernetesRequest:
             where="key kubernetes.entrypoint",
             fix="add -- as its last word",
         )
-    check_job(job)
-    _check_images_and_secrets(job, settings)
-    groups = pod_groups(job)
-    files = _files_of_run(job, groups)
-    run = _run_settings(job, groups)
-    spec = _jobset_spec(job, groups)
-    described = mapping_of(_metadata(job), patch_document(settings.jobset.metadata))
-    runtime = None
-    main = _object(JOBSET_API, "JobSet", described, spec=spec)
-    if settings.api == "trainer":
-        runtime = _training_runtime(job, groups, spec)
-        main = _object(TRAINER_API, "TrainJob", described, spec=_train_job_spec(job))
-    compared: Json = [main["spec"], {**files, RUN_FILE: run.to_compare()}, spec]
-    annotations = {**mapping(described, "annotations"), REQUEST_ANNOTATION: _digest(compared)}
-    main["metadata"] = {**described, "annotations": annotations}
-    # Immutable: a run's settings do not change, and kubelets need not watch the objects.
-    hidden: Json = {TOKEN_KEY: NO_TOKEN, RUN_FILE: run.to_json()}
-    token: dict[str, Json] = {"type": "Opaque", "immutable": True, "stringData": hidden}
-    return KubernetesRequest(
-        job=job,
-        groups=groups,
-        main=main,
-        runtime=runtime,
-        config=_object("v1", "ConfigMap", _metadata(job, "-config"), immutable=True, data=files),
-        secret=_object("v1", "Secret", _metadata(job, "-token"), **token),
-    )
-
-
-def _check_images_and_secrets(job: JobSpec, settings: KubernetesSettings) -> None:
     if settings.dnn.image:
         raise UsageError(
             "kubernetes.dnn.image cannot be set: the dnn group uses the key image",
@@ -162,6 +130,47 @@ def _check_images_and_secrets(job: JobSpec, settings: KubernetesSettings) -> Non
                 where=f"key secrets.{name}",
                 fix=f"kubectl create secret generic NAME --from-file={name}=FILE, and secret: NAME",
             )
+    check_job(job)
+    groups = pod_groups(job)
+    # What launchers read, by its key in the run's ConfigMap: JSON.
+    documents: dict[str, Json] = {HYPERPARAMETERS_KEY: encoded(job.hyperparameters)}
+    for group in groups:
+        documents[group.inputs_key] = dict.fromkeys(group.channels, PLAIN_CHANNEL)
+    files: Document = {
+        key: json.dumps(value, indent=2, sort_keys=True) + "\n" for key, value in documents.items()
+    }
+    run = _run_settings(job, groups)
+    spec = main_spec = _jobset_spec(job, groups)
+    runtime = None
+    main = {"apiVersion": JOBSET_API, "kind": "JobSet"}
+    if settings.api == "trainer":
+        runtime = _training_runtime(job, groups, spec)
+        group_name = TRAINER_API.partition("/")[0]
+        main_spec = {
+            "runtimeRef": {
+                "apiGroup": group_name,
+                "kind": "TrainingRuntime",
+                "name": object_name(job.name),
+            }
+        }
+        main = {"apiVersion": TRAINER_API, "kind": "TrainJob"}
+    compared = _compared([main_spec, {**files, RUN_FILE: run.to_compare()}, spec])
+    content = json.dumps(compared, sort_keys=True, separators=(",", ":"))
+    digest = hashlib.sha256(content.encode()).hexdigest()
+    described = mapping_of(_metadata(job), patch_document(settings.jobset.metadata))
+    described["annotations"] = {**mapping(described, "annotations"), REQUEST_ANNOTATION: digest}
+    # Immutable: a run's settings do not change, and kubelets need not watch the objects.
+    hidden: Json = {TOKEN_KEY: NO_TOKEN, RUN_FILE: run.to_json()}
+    token: dict[str, Json] = {"type": "Opaque", "immutable": True, "stringData": hidden}
+    return KubernetesRequest(
+        job=job,
+        groups=groups,
+        main={**main, "metadata": described, "spec": main_spec},
+        runtime=runtime,
+        config=_object("v1", "ConfigMap", _metadata(job, "-config"), immutable=True, data=files),
+        secret=_object("v1", "Secret", _metadata(job, "-token"), **token),
+        request_sha256=digest,
+    )
 
 
 def _object(version: str, kind: str, metadata: Document, **parts: Json) -> dict[str, Json]:
@@ -177,14 +186,6 @@ def _metadata(job: JobSpec, ending: str = "") -> dict[str, Json]:
         "labels": labels_of(settings),
         "annotations": {RUN_ANNOTATION: job.run_name},
     }
-
-
-def _files_of_run(job: JobSpec, groups: Sequence[PodGroup]) -> dict[str, Json]:
-    """Returns what launchers read, by its key in the run's ConfigMap: JSON."""
-    documents: dict[str, Json] = {HYPERPARAMETERS_KEY: encoded(job.hyperparameters)}
-    for group in groups:
-        documents[group.inputs_key] = dict.fromkeys(group.channels, PLAIN_CHANNEL)
-    return {k: json.dumps(v, indent=2, sort_keys=True) + "\n" for k, v in documents.items()}
 
 
 def _run_settings(job: JobSpec, groups: Sequence[PodGroup]) -> RunSettings:
@@ -243,7 +244,7 @@ def _jobset_spec(job: JobSpec, groups: Sequence[PodGroup]) -> dict[str, Json]:
 def _failure_policy(settings: KubernetesSettings, *, dnn: str) -> dict[str, Json]:
     policy: dict[str, Json] = {"maxRestarts": settings.max_restarts}
     rules: list[Json] = []
-    if settings.max_run_seconds and settings.api == "jobset":
+    if settings.max_run_seconds:
         # By default JobSet would restart all hosts, for as long again; and its state says by which
         # action it failed, not why.
         reasons: Json = ["DeadlineExceeded"]
@@ -266,7 +267,6 @@ def _failure_policy(settings: KubernetesSettings, *, dnn: str) -> dict[str, Json
 
 
 def _replicated_job(settings: KubernetesSettings, group: PodGroup) -> dict[str, Json]:
-    is_trainer = settings.api == "trainer"
     job: dict[str, Json] = {
         "parallelism": group.group.count,
         "completions": group.group.count,
@@ -279,8 +279,7 @@ def _replicated_job(settings: KubernetesSettings, group: PodGroup) -> dict[str, 
     if not group.is_dnn:
         # Not after its end, which a disconnected node never reports.
         job["podReplacementPolicy"] = "TerminatingOrFailed"
-    elif settings.max_run_seconds and not is_trainer:
-        # A TrainJob has the limit itself.
+    elif settings.max_run_seconds:
         job["activeDeadlineSeconds"] = settings.max_run_seconds
     if group.is_dnn and settings.output:
         disrupted: Json = {"type": "DisruptionTarget", "status": "True"}
@@ -295,7 +294,7 @@ def _replicated_job(settings: KubernetesSettings, group: PodGroup) -> dict[str, 
         }
     job["template"] = group.template
     template: dict[str, Json] = {"spec": job}
-    if is_trainer and group.is_dnn:
+    if settings.api == "trainer" and group.is_dnn:
         # The label by which Trainer finds the job that trains.
         template = {"metadata": {"labels": {ANCESTOR_LABEL: "trainer"}}, **template}
     return {"name": group.job, "replicas": 1, "template": template}
@@ -313,22 +312,6 @@ def _training_runtime(
     described = _metadata(job)
     described["labels"] = {**mapping(described, "labels"), FRAMEWORK_LABEL: "torch"}
     return _object(TRAINER_API, "TrainingRuntime", described, spec=spec)
-
-
-def _train_job_spec(job: JobSpec) -> dict[str, Json]:
-    limit = job.platform_settings.kubernetes_settings.max_run_seconds
-    group = TRAINER_API.partition("/")[0]
-    name = object_name(job.name)
-    return {
-        "runtimeRef": {"apiGroup": group, "kind": "TrainingRuntime", "name": name},
-        **({"activeDeadlineSeconds": limit} if limit else {}),
-    }
-
-
-def _digest(spec: Json) -> str:
-    """Returns the digest by which attempts find their job: 64 hexadecimal digits."""
-    content = json.dumps(_compared(spec), sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(content.encode()).hexdigest()
 
 
 def _compared(spec: Json) -> Json:

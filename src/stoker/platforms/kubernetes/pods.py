@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from stoker.environment import RUN_FILE, RUN_VARIABLE
 from stoker.errors import UsageError
 from stoker.host.machine import CPU_REQUEST
-from stoker.platforms.base import MLFLOW_VARIABLES, JobSpec, channels_by_group
+from stoker.platforms.base import JobSpec, channels_by_group
 from stoker.platforms.patch import check_patch, mapping_of
 from stoker.records import Channel, Group, Json, KubernetesSettings, PodSettings, bare_type
 from stoker.records.base import Document, mapping, mappings, text
@@ -317,10 +317,9 @@ def _resources(group: Group, pods: PodSettings, pool: NodePool, *, gpu_resource:
 
 
 def _environment(job: JobSpec, group: Group, *, has_gpus: bool) -> list[Json]:
-    is_dnn = group.role == "dnn"
     # JobSet's own labels in place of texts: a restart changes them.
     fields = {"STOKER_RUN_ID": f"metadata.labels['{JOBSET_LABEL}']"}
-    if is_dnn and job.platform_settings.kubernetes_settings.output:
+    if group.role == "dnn" and job.platform_settings.kubernetes_settings.output:
         fields["STOKER_RESTARTS"] = f"metadata.annotations['{RESTARTS_ANNOTATION}']"
     sources: dict[str, Json] = {
         name: {"fieldRef": {"fieldPath": path}} for name, path in fields.items()
@@ -332,12 +331,14 @@ def _environment(job: JobSpec, group: Group, *, has_gpus: bool) -> list[Json]:
         if secret.is_for(group.role):
             place: Json = {"name": secret.secret, "key": secret.key or name}
             sources[name] = {"secretKeyRef": place}
-    plain = dict(job.environment)
-    if not is_dnn:
-        plain = {name: value for name, value in plain.items() if name not in MLFLOW_VARIABLES}
-    # Of a user that the image may not know.
-    plain |= {"HOME": "/tmp", "USER": "stoker", "STOKER_GROUP": group.name}
-    plain[RUN_VARIABLE] = f"{TOKEN_FOLDER}/{RUN_FILE}"
+    plain = {
+        **job.environment,
+        # Of a user that the image may not know.
+        "HOME": "/tmp",
+        "USER": "stoker",
+        "STOKER_GROUP": group.name,
+        RUN_VARIABLE: f"{TOKEN_FOLDER}/{RUN_FILE}",
+    }
     if not has_gpus:
         # GPU images ask for all GPUs of a host, whatever the pod is given.
         plain["NVIDIA_VISIBLE_DEVICES"] = "void"

@@ -38,8 +38,8 @@ STOP_SECONDS = 60.0
 LAST_LINES_SECONDS = 10.0
 # Above it, threads that read logs wait.
 MAX_LINES = 10_000
-# Reasons of a TrainJob and of a JobSet, where only the rule `out_of_time` fails the JobSet.
-_OUT_OF_TIME = ("DeadlineExceeded", "FailJobSetFailurePolicyAction")
+# Reason of a job that has failed by a rule of its own: only `out_of_time` does that.
+_OUT_OF_TIME = "FailJobSetFailurePolicyAction"
 _WORDS = {
     "running": "the job is admitted",
     "suspended": "the job waits for admission: it is suspended, by a queue or a person",
@@ -253,9 +253,9 @@ class KubernetesRun(FollowedRun):
         # The last pod of each host.
         pods = {pod.host: pod for pod in self._pods.values()}
         leader = pods.get(f"{self.name}-{self._request.dnn.job}-0-0")
-        exit_code = training.exit_code if training else None
-        if exit_code is None and leader:
-            exit_code = leader.exit_code
+        exit_code = leader.exit_code if leader else None
+        if training and training.exit_code is not None:
+            exit_code = training.exit_code
         status: EndState = "stopped"
         failure = None
         if self._status and self._status.phase == "succeeded":
@@ -264,16 +264,13 @@ class KubernetesRun(FollowedRun):
             status = "failed"
             dnn = [pod for pod in pods.values() if pod.group.is_dnn]
             failure = self._failure(self._status, training, dnn)
-        # Its folder in the claim for outputs.
-        folder = (self._request.settings.output or "").rstrip("/")
-        folder += f"/{object_name(self._request.job.run_name)}" if folder else ""
-        # Where the record of a job that succeeded is, if its log could not be read.
-        unfetched = None
         is_read = leader and leader.uid in self._logs and self._logs[leader.uid].is_whole
-        if status == "succeeded" and not (self._output.files or is_read):
-            unfetched = f"the log of the leader of {self.name}"
-            if folder:
-                unfetched = f"{folder}/output/0/data/stoker/training.json"
+        is_missing = status == "succeeded" and not (self._output.files or is_read)
+        model_uri = None
+        if self._request.settings.output:
+            # Its folder in the claim for outputs.
+            folder = self._request.settings.output.rstrip("/")
+            model_uri = f"{folder}/{object_name(self._request.job.run_name)}/model"
         lineage = {"job_id": self._uid}
         if leader and leader.image_digest:
             lineage["image_digest"] = leader.image_digest
@@ -282,9 +279,9 @@ class KubernetesRun(FollowedRun):
             exit_code=exit_code,
             failure=failure,
             output_dir=output_dir,
-            model_uri=f"{folder}/model" if folder else None,
+            model_uri=model_uri,
             events=tuple(self._events),
-            unfetched=unfetched,
+            unfetched=f"the log of the leader of {self.name}" if is_missing else None,
             lineage=lineage,
         )
 
@@ -293,7 +290,7 @@ class KubernetesRun(FollowedRun):
     ) -> str:
         """Returns why the job failed; dnn pods know it better than their controllers."""
         # First: the failures of pods that were killed for it are consequences.
-        if status.reason in _OUT_OF_TIME:
+        if status.reason == _OUT_OF_TIME:
             return self._reason_of_job(status)
         if training and training.failure:
             return training.failure
@@ -317,7 +314,7 @@ class KubernetesRun(FollowedRun):
         return self._reason_of_job(status)
 
     def _reason_of_job(self, status: JobStatus) -> str:
-        if status.reason in _OUT_OF_TIME:
+        if status.reason == _OUT_OF_TIME:
             limit = self._request.settings.max_run_seconds
             return f"it ran longer than kubernetes.max_run_seconds, {limit} s"
         return status.message or status.reason or "the cluster gives no reason"

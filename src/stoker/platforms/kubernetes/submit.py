@@ -18,7 +18,6 @@ from stoker.platforms.kubernetes.api import (
     PODS,
     RUNTIMES,
     ClusterApi,
-    name_of,
     resource_of,
     uid_of,
 )
@@ -54,16 +53,9 @@ def start(cluster: ClusterApi, request: KubernetesRequest, *, log: Log) -> tuple
         job = adopted or _create_job(cluster, request)
         if adopted is None:
             log.event(EventName.JOB_CREATED, job=request.name, namespace=cluster.namespace)
-        owned: Document = {
-            "ownerReferences": [
-                {
-                    "apiVersion": text(job, "apiVersion"),
-                    "kind": text(job, "kind"),
-                    "name": name_of(job),
-                    "uid": uid_of(job),
-                }
-            ]
-        }
+        owner = {key: text(request.main, key) for key in ("apiVersion", "kind")}
+        owner |= {"name": request.name, "uid": uid_of(job)}
+        owned: Document = {"ownerReferences": [owner]}
         values: Json = {
             **mapping(request.secret, "stringData"),
             TOKEN_KEY: secrets.token_hex(TOKEN_BYTES),
