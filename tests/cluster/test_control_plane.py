@@ -137,7 +137,7 @@ def test_the_workflow_owns_the_job_and_the_pod_of_its_step_does_not(plane, tmp_p
     assert plane.names("jobsets") == [NAME]
     step("step-2")
     adopted = submit(plane, described(plane, tmp_path))
-    assert adopted.is_adopted
+    assert adopted._uid == run._uid
     assert "keeps running" in adopted.leave()
     adopted.stop()
     plane.delete("workflows", "w")
@@ -158,7 +158,7 @@ def test_the_rendered_role_is_enough(plane, tmp_path, start):
     succeed(plane, followed)
     followed.run.stop()
     again = submit(plane, described(plane, tmp_path))
-    assert again.is_adopted
+    assert again._uid == followed.run._uid
 
 
 def test_pods_pass_the_restricted_profile(plane, tmp_path):
@@ -220,7 +220,7 @@ def test_a_failed_dnn_pod_ends_the_run_and_a_retry_replaces_it(plane, tmp_path, 
     plane.pass_seconds_after_end(SETTLED_SECONDS)
     assert not plane.pods(NAME, "dnn")
     again = submit(plane, spec)
-    assert not again.is_adopted
+    assert again._uid != followed.run._uid
     succeed(plane, follow(again))
 
 

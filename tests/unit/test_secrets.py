@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -78,8 +79,9 @@ def test_pods_read_secrets_by_reference_and_data_pods_only_their_own(api):
     }
     spec = kubernetes_jobs.job(settings={"api": api}, secrets=told, environment={"A": "$(B)"})
     request = KubernetesPlatform().plan(spec)
+    pods: list[Any] = [group.template for group in request.groups]
     dnn, data = (
-        {each["name"]: each for each in group.container["env"]} for group in request.groups
+        {each["name"]: each for each in pod["spec"]["containers"][0]["env"]} for pod in pods
     )
     of_db = {"secretKeyRef": {"name": "db", "key": "url"}}
     assert dnn["DB"]["valueFrom"] == data["DB"]["valueFrom"] == of_db

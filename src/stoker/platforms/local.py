@@ -26,7 +26,14 @@ from stoker.environment import RUN_FILE, RUN_VARIABLE, TOKEN_FILE, ProcessSettin
 from stoker.errors import PlatformError, TerminatedError, UsageError
 from stoker.failure_reasons import reason_of_failure
 from stoker.host import spawn
-from stoker.host.processes import KILL_SECONDS, LOOPBACK, free_ports, kill_all, with_port
+from stoker.host.processes import (
+    KILL_SECONDS,
+    LOOPBACK,
+    ended_words,
+    free_ports,
+    kill_all,
+    with_port,
+)
 from stoker.logs import now_utc
 from stoker.platforms.base import (
     PLAIN_CHANNEL,
@@ -372,16 +379,11 @@ class LocalRun(Run):
         started.kill()
         code = started.process.returncode
         host = started.host
-        leader = self._hosts[0]
-        how = f"exit code {code}" if code >= 0 else f"signal {-code}"
-        self._note(f"host ended with {how}", host)
+        self._note(f"host ended with {ended_words(code)}", host)
         # The leader's end decides. A killed data host is replaced by the others; an exit code means
         # that it cannot serve.
-        is_decided = min(self._stopping_at, leader.ended_at) < math.inf
-        if started is leader and code < 0:
-            who = f"the launcher of dnn host {host.name} (group {host.group}, the leader)"
-            self._failure = self._reason(started, who)
-        elif host.role == "data" and code > 0 and not is_decided:
+        is_decided = min(self._stopping_at, self._hosts[0].ended_at) < math.inf
+        if host.role == "data" and code > 0 and not is_decided:
             log = self._request.log_file(host)
             self._failure = f"{self._reason(started, f'data host {host.name}')}, see {log}"
             self._stopping_at = started.ended_at
@@ -415,7 +417,7 @@ class LocalRun(Run):
         elif code != 0 or self._failure:
             status = "failed"
             failure = self._failure or (training.failure if training else None)
-            failure = failure or self._reason(leader, "the leader")
+            failure = failure or self._reason(leader, f"dnn host {leader.host.name}")
         data_ends = [each.ended_at for each in self._hosts if each.host.role == "data"]
         model = base / "model"
         return JobEnd(

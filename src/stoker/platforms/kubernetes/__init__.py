@@ -53,10 +53,8 @@ class KubernetesPlatform(Platform[KubernetesRequest]):
         # Before calls are repeated: a cluster that does not answer is told at once.
         cluster.find(resource_of(request.main), request.name)
         log = Log(run=request.job.name, host=self.name)
-        job, is_adopted = start(cluster.patient(), request, log=log)
-        return KubernetesRun(
-            cluster, request=request, job=job, is_adopted=is_adopted, is_step=own_pod() is not None
-        )
+        job = start(cluster.patient(), request, log=log)
+        return KubernetesRun(cluster, request=request, job=job, is_step=own_pod() is not None)
 
     def resumed(self, requests: Sequence[KubernetesRequest]) -> int:
         cluster = self._cluster_of(requests[0].settings)

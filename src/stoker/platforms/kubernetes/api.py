@@ -22,9 +22,13 @@ if TYPE_CHECKING:
 
 # A missing right; quotas and admission rules answer 403, too.
 _DENIED = re.compile(r'User "[^"]*" cannot ')
-# 407: a proxy between here and the cluster.
-_PASSING = frozenset((407, 408, 429, 500, 502, 503, 504))
-_KINDS: Mapping[int, ServiceErrorKind] = {401: "stale", 404: "missing"}
+_KINDS: Mapping[int, ServiceErrorKind] = {
+    401: "stale",
+    404: "missing",
+    # A proxy between here and the cluster.
+    407: "away",
+    **dict.fromkeys((408, 429, 500, 502, 503, 504), "away"),
+}
 _FIXES: Mapping[str, str] = {
     "stale": "log in again (kubectl get pods shows whether), or set kubernetes.context",
     "denied": "kubectl apply -k configs/kubernetes (its rbac.yaml), with your account in it",
@@ -78,39 +82,10 @@ def uid_of(document: Document | None) -> str:
     return text(document, "metadata", "uid")
 
 
-def refusal(code: int, body: str, *, action: str, namespace: str) -> ServiceError:
-    """Returns the error for a bad HTTP status; `body` is a Status as JSON, or a proxy's answer."""
-    status: Document = {}
-    with contextlib.suppress(ValueError):
-        status = mapping(json.loads(body))
-    message = " ".join((text(status, "message") or body).split())[:600] or f"HTTP status {code}"
-    kind = _KINDS.get(code, "refused")
-    if code in _PASSING:
-        kind = "away"
-    elif code == 403 and _DENIED.search(message):
-        kind = "denied"
-    elif code == 409 and text(status, "reason") == "AlreadyExists":
-        kind = "taken"
-    return ServiceError(
-        f"the cluster refused to {action}: {message}",
-        where=f"{action}, namespace {namespace}",
-        fix=_FIXES.get(kind, ""),
-        action=action,
-        kind=kind,
-        code=str(code),
-    )
-
-
 class ApiClient(Protocol):
     """The kubernetes client's connection to a cluster."""
 
     default_headers: Mapping[str, str]
-
-
-class _Method(Protocol):
-    """A call of the kubernetes client."""
-
-    def __call__(self, **options: object) -> "BaseHTTPResponse": ...
 
 
 def connect(context: str | None) -> tuple[ApiClient, str]:
@@ -233,18 +208,16 @@ class ClusterApi:
         """Opens the log of a pod, which is followed to its end, with times before the lines."""
         from kubernetes.client import CoreV1Api  # type: ignore[import-untyped]
 
-        since = {} if since_seconds is None else {"since_seconds": since_seconds}
-        with self.explained("get pods/log"):
-            response: BaseHTTPResponse = CoreV1Api(self._connected()).read_namespaced_pod_log(
-                pod,
-                self.namespace,
-                container=container,
-                follow=True,
-                timestamps=True,
-                **since,
-                _preload_content=False,
-                _request_timeout=(CONNECT_SECONDS, LOG_READ_SECONDS),
-            )
+        response: BaseHTTPResponse = CoreV1Api(self._connected()).read_namespaced_pod_log(
+            pod,
+            self.namespace,
+            container=container,
+            follow=True,
+            timestamps=True,
+            since_seconds=since_seconds,
+            _preload_content=False,
+            _request_timeout=(CONNECT_SECONDS, LOG_READ_SECONDS),
+        )
         return response
 
     @contextlib.contextmanager
@@ -253,41 +226,40 @@ class ClusterApi:
         from kubernetes.client import ApiException
         from urllib3 import exceptions
 
-        namespace = self.namespace
+        code = 0
+        cause: Exception
+        kind: ServiceErrorKind = "away"
         try:
             yield
+            return
         except ApiException as err:
-            body = (err.body or b"").decode(errors="replace")
-            # Without a status it is TLS's: the client keeps the text alone.
-            raise refusal(
-                err.status or 0, body or str(err.reason), action=action, namespace=namespace
-            ) from err
+            cause = err
+            code = err.status or 0
+            # A Status as JSON, or a proxy's answer. Without a status it is TLS's: the client keeps
+            # the text alone.
+            words = (err.body or b"").decode(errors="replace") or str(err.reason)
+            status: Document = {}
+            with contextlib.suppress(ValueError):
+                status = mapping(json.loads(words))
+            words = text(status, "message") or words
+            kind = _KINDS.get(code, "refused")
+            if code == 403 and _DENIED.search(words):
+                kind = "denied"
+            elif text(status, "reason") == "AlreadyExists":
+                kind = "taken"
         except (exceptions.HTTPError, OSError, ValueError) as err:
-            body = f"the cluster does not answer: {err}"
-            raise refusal(503, body, action=action, namespace=namespace) from err
+            cause = err
+            words = f"the cluster does not answer: {err}"
+        raise ServiceError(
+            f"the cluster refused to {action}: {' '.join(words.split())[:600]}",
+            where=f"{action}, namespace {self.namespace}",
+            fix=_FIXES.get(kind, ""),
+            action=action,
+            kind=kind,
+            code=str(code),
+        ) from cause
 
     def _call(self, verb: str, resource: Resource, **options: object) -> Document:
-        plural = resource.plural + (f".{resource.group}" if resource.group else "")
-        action = f"{verb} {plural}"
-        method, place = self._method(verb, resource)
-
-        def send() -> Document:
-            with self.explained(action):
-                timeout = (CONNECT_SECONDS, READ_SECONDS)
-                given = {**place, **options}
-                answer = method(**given, _preload_content=False, _request_timeout=timeout)
-                return mapping(json.loads(answer.data))
-
-        return repeated(
-            send,
-            seconds=self._patience_seconds,
-            is_passing=lambda err: err.kind == "away",
-            sleep=self.sleep,
-            clock=self.clock,
-        )
-
-    def _method(self, verb: str, resource: Resource) -> tuple["_Method", dict[str, str]]:
-        """Returns the client's method for a call, and its arguments that say where."""
         from kubernetes.client import CoreV1Api, CustomObjectsApi
 
         client = self._connected()
@@ -296,12 +268,32 @@ class ClusterApi:
             # Custom resources have no strategic merges, the client's default.
             kind = {"Content-Type": "application/merge-patch+json"}
             client.default_headers = {**client.default_headers, **kind}
-        place = {"namespace": self.namespace}
-        if not resource.group:
-            name = f"{'read' if verb == 'get' else verb}_namespaced_{resource.singular}"
-            return getattr(CoreV1Api(client), name), place
-        place |= {"group": resource.group, "version": resource.version, "plural": resource.plural}
-        return getattr(CustomObjectsApi(client), f"{verb}_namespaced_custom_object"), place
+        options |= {
+            "namespace": self.namespace,
+            "_preload_content": False,
+            "_request_timeout": (CONNECT_SECONDS, READ_SECONDS),
+        }
+        action = f"{verb} {resource.plural}"
+        if resource.group:
+            action += f".{resource.group}"
+            options |= {"group": resource.group, "version": resource.version}
+            options["plural"] = resource.plural
+            method = getattr(CustomObjectsApi(client), f"{verb}_namespaced_custom_object")
+        else:
+            word = "read" if verb == "get" else verb
+            method = getattr(CoreV1Api(client), f"{word}_namespaced_{resource.singular}")
+
+        def send() -> Document:
+            with self.explained(action):
+                return mapping(json.loads(method(**options).data))
+
+        return repeated(
+            send,
+            seconds=self._patience_seconds,
+            is_passing=lambda err: err.kind == "away",
+            sleep=self.sleep,
+            clock=self.clock,
+        )
 
     def _connected(self) -> ApiClient:
         if self._client is None:

@@ -122,11 +122,6 @@ class PodGroup:
         return f"inputdataconfig.{self.job}.json"
 
     @property
-    def container(self) -> Document:
-        containers = mappings(self.template, "spec", "containers")
-        return next(each for each in containers if each.get("name") == self.job)
-
-    @property
     def grace_seconds(self) -> int:
         """Seconds from SIGTERM to SIGKILL."""
         seconds = mapping(self.template, "spec").get("terminationGracePeriodSeconds")

@@ -54,7 +54,6 @@ class KubernetesRun(FollowedRun):
         cluster: Where it runs.
         request: What was submitted.
         job: The object that was made or adopted.
-        is_adopted: Whether an earlier attempt had made it.
         is_step: Whether a pipeline's step follows it.
     """
 
@@ -64,7 +63,6 @@ class KubernetesRun(FollowedRun):
         *,
         request: KubernetesRequest,
         job: Document,
-        is_adopted: bool,
         is_step: bool,
     ) -> None:
         self._resource = resource_of(request.main)
@@ -78,7 +76,6 @@ class KubernetesRun(FollowedRun):
             # Without a limit the bound of the pipeline's step counts.
             may_last_seconds=request.settings.max_run_seconds or float("inf"),
         )
-        self.is_adopted = is_adopted
         self._cluster = cluster
         self._request = request
         self._uid = uid_of(job)
@@ -122,7 +119,7 @@ class KubernetesRun(FollowedRun):
         seconds = grace + STOP_SECONDS
         self._log.event(EventName.JOB_STOPPING, job=self.name, at_most_seconds=seconds)
         try:
-            is_gone = repeated(
+            repeated(
                 lambda: delete_and_wait(
                     self._cluster, self._resource, self.name, uid=self._uid, seconds=seconds
                 ),
@@ -130,11 +127,9 @@ class KubernetesRun(FollowedRun):
                 sleep=self._cluster.sleep,
                 clock=self._cluster.clock,
             )
-            self._remains = "" if is_gone else f"it is not gone after {seconds:g} s"
         except StokerError as err:
             self._remains = err.what
-        if self._remains:
-            self._log.event(EventName.JOB_STOP_FAILED, job=self.name, why=self._remains)
+            self._log.event(EventName.JOB_STOP_FAILED, job=self.name, why=err.what)
 
     def remaining(self) -> PlatformError | None:
         what = f"the job {self.name} could not be deleted: {self._remains}"
@@ -302,8 +297,7 @@ class KubernetesRun(FollowedRun):
                 )
         for pod in dnn:
             if pod.exit_code:
-                limit = text(pod.group.container, "resources", "limits", "memory")
-                what = f"took more memory than its limit, {limit}; raise kubernetes.dnn.memory"
+                what = "took more memory than its limit; raise kubernetes.dnn.memory"
                 return reason_of_failure(
                     text(pod.end, "message").splitlines(),
                     who=f"dnn host {pod.host}",

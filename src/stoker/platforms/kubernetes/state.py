@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from stoker.errors import PlatformError
 from stoker.logs import now_utc
 from stoker.platforms.kubernetes.api import (
     CONFIG_MAPS,
@@ -145,16 +146,19 @@ def pod_status(document: Document, group: PodGroup, *, run: str) -> PodStatus:
 
 def delete_and_wait(
     cluster: ClusterApi, resource: Resource, name: str, *, uid: str, seconds: float
-) -> bool:
-    """Deletes an object after what it owns; returns whether it was gone in `seconds`."""
+) -> None:
+    """Deletes an object after what it owns; raises PlatformError if it is not gone in time."""
     deadline = cluster.clock() + seconds
     cluster.delete(resource, name, uid=uid)
     # Another uid: deleted, and made again under its name.
     while uid_of(cluster.find(resource, name)) == uid:
         if cluster.clock() >= deadline:
-            return False
+            raise PlatformError(
+                f"{resource.plural} {name} is not gone {seconds:g} s after its deletion",
+                where=f"namespace {cluster.namespace}",
+                fix=f"kubectl describe {resource.plural} {name} -n {cluster.namespace}",
+            )
         cluster.sleep(1.0)
-    return True
 
 
 def annotation_of(document: Document | None, key: str) -> str:

@@ -42,13 +42,13 @@ LEFTOVER_TRIES = 10
 TOKEN_BYTES = 32
 
 
-def start(cluster: ClusterApi, request: KubernetesRequest, *, log: Log) -> tuple[Document, bool]:
-    """Creates the job and its parts, or adopts one; returns it, and whether it was adopted."""
+def start(cluster: ClusterApi, request: KubernetesRequest, *, log: Log) -> Document:
+    """Creates the job and its parts, or adopts one; returns it."""
     adopted = _existing(cluster, request)
     if adopted:
         log.event(EventName.JOB_RESUMED, job=request.name, namespace=cluster.namespace)
         if job_status(adopted).has_ended:
-            return adopted, True
+            return adopted
     try:
         job = adopted or _create_job(cluster, request)
         if adopted is None:
@@ -70,7 +70,7 @@ def start(cluster: ClusterApi, request: KubernetesRequest, *, log: Log) -> tuple
         if adopted is None or not isinstance(err, StokerError):
             _abandon(cluster, request)
         raise
-    return job, adopted is not None
+    return job
 
 
 def is_going_on(cluster: ClusterApi, request: KubernetesRequest) -> bool:
@@ -87,23 +87,19 @@ def _existing(cluster: ClusterApi, request: KubernetesRequest) -> Document | Non
     found = cluster.find(resource, request.name)
     if found is None:
         return None
-    status = job_status(found)
-    where = f"{request.main['kind']} {request.name} in namespace {cluster.namespace}"
-    fix = "choose another --name, or delete it: kubectl delete "
-    fix += f"{resource.plural} {request.name} -n {cluster.namespace}"
     if annotation_of(found, REQUEST_ANNOTATION) != request.request_sha256:
         run = annotation_of(found, RUN_ANNOTATION)
         whose = f"of run {run}, with other settings or another plan" if run else "not stoker's"
-        what = f"another {request.main['kind']} has this name: it is {whose}"
-        raise PlatformError(what, where=where, fix=fix)
+        raise PlatformError(
+            f"another {request.main['kind']} has the name {request.name}: it is {whose}",
+            where=f"namespace {cluster.namespace}",
+            fix="choose another --name, or delete it: kubectl delete "
+            f"{resource.plural} {request.name} -n {cluster.namespace}",
+        )
     is_deleted = "deletionTimestamp" in mapping(found, "metadata")
-    if status.phase != "failed" and not is_deleted:
+    if job_status(found).phase != "failed" and not is_deleted:
         return found
-    if not delete_and_wait(
-        cluster, resource, request.name, uid=uid_of(found), seconds=GONE_SECONDS
-    ):
-        what = f"the previous job was not deleted within {GONE_SECONDS:g} s"
-        raise PlatformError(what, where=where, fix=fix)
+    delete_and_wait(cluster, resource, request.name, uid=uid_of(found), seconds=GONE_SECONDS)
     return None
 
 
