@@ -113,6 +113,8 @@ class FollowedRun(Run):
         self._is_drained = False
         # Left to the next follower: `stop` does not end it.
         self._is_left = False
+        # Why `stop` could not end the job.
+        self._remains = ""
         self._end: JobEnd | None = None
 
     def lines(self) -> Iterator[LogLine]:
@@ -152,6 +154,11 @@ class FollowedRun(Run):
             self._is_left = False
             return ""
         return self._words_of_leaving
+
+    def remaining(self) -> PlatformError | None:
+        what = f"the job {self.name} is not stopped: {self._remains}"
+        fix = f"stop it, its hosts may be billed: {self._way_to_stop}"
+        return PlatformError(what, where=f"job {self.name}", fix=fix) if self._remains else None
 
     @property
     def _words_of_leaving(self) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from stoker.errors import PlatformError, ServiceError, StokerError
+from stoker.errors import ServiceError, StokerError
 from stoker.failure_reasons import reason_of_failure
 from stoker.logs import EventName, now_utc
 from stoker.platforms.base import JobEnd, LogLine, leader_record
@@ -94,8 +94,6 @@ class KubernetesRun(FollowedRun):
         self._logs: dict[str, PodLog] = {}
         self._poll_at = self._seen_at = self._drain_until = cluster.clock()
         self._is_stopped = False
-        # Why `stop` could not delete the job.
-        self._remains = ""
 
     def stop(self) -> None:
         """Deletes the job unless it has ended, and blocks until its pods are gone.
@@ -130,12 +128,6 @@ class KubernetesRun(FollowedRun):
         except StokerError as err:
             self._remains = err.what
             self._log.event(EventName.JOB_STOP_FAILED, job=self.name, why=err.what)
-
-    def remaining(self) -> PlatformError | None:
-        what = f"the job {self.name} could not be deleted: {self._remains}"
-        where = f"{self._place} in namespace {self._cluster.namespace}"
-        fix = f"{self._way_to_stop}, then {self._way_back}"
-        return PlatformError(what, where=where, fix=fix) if self._remains else None
 
     @property
     def _has_ended(self) -> bool:

@@ -122,8 +122,6 @@ class SageMakerRun(FollowedRun):
         self._events: list[Event] = []
         self._reached_at = aws.clock()
         self._has_looked = False
-        # Why `stop` could not end the job.
-        self._remains = ""
 
     @property
     def _has_ended(self) -> bool:
@@ -178,12 +176,6 @@ class SageMakerRun(FollowedRun):
 
     def _is_cancelled(self) -> bool:
         return is_cancelled(self._aws)
-
-    def remaining(self) -> PlatformError | None:
-        what = f"the job {self.name} is not stopped: {self._remains}"
-        where = f"training job {self.name}"
-        fix = f"stop it, it is billed: {self._way_to_stop}"
-        return PlatformError(what, where=where, fix=fix) if self._remains else None
 
     def stop(self) -> None:
         """Stops the job unless it has ended; blocks until its end, STOP_SECONDS at most.
