@@ -225,8 +225,7 @@ def leave_or_stop(
 
     Raises:
         KeyboardInterrupt: After Ctrl-C, with words on a job that keeps running.
-        TerminatedError: After SIGTERM, the same.
-        PlatformError: After a bug for which the job was left; other errors get these words.
+        TerminatedError: After SIGTERM, the same. Other errors get these words.
     """
     if not run.outlives_stoker:
         run.stop()
@@ -252,11 +251,7 @@ def leave_or_stop(
             if words not in err.fix:
                 err.fix = "; ".join(filter(None, (err.fix, words)))
         case _:
-            raise PlatformError(
-                f"stoker cannot follow the job any more: {type(err).__name__}: {err}",
-                where=run.name,
-                fix=words,
-            ) from err
+            err.add_note(words)
 
 
 class Platform(ABC, Generic[RequestT]):
