@@ -71,7 +71,7 @@ REFUSED = [
     ("train --max-usd nan -- true", ["max"]),
     ("profile --budget many -- true", ["--budget"]),
     ("profile good.yaml -- python tiny.py", []),
-    ("profile --out /proc/p.json -- true", ["/proc/p.json"]),
+    ("profile --out /proc -- true", ["/proc"]),
     ("decide", []),
     ("decide good.yaml", ["good.yaml"]),
     ("decide --step-seconds 1 --instance-type ml.g5.2xlage", ["ml.g5.2xlarge"]),

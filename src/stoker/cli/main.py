@@ -63,9 +63,11 @@ def run(arguments: Sequence[str]) -> int:
         return _say(f"error: {words}", code=err.exit_code)
     except Exception as err:
         # The parser's own errors.
-        if callable(show := getattr(err, "show", None)):
-            show()
-            return UsageError.exit_code
+        if callable(words_of := getattr(err, "format_message", None)):
+            text = str(words_of()).rstrip(".")
+            text = f"error: {text[:1].lower()}{text[1:]}"
+            verb = getattr(getattr(err, "ctx", None), "command_path", "stoker")
+            return _say(f"{text}\ntry:   {verb} --help", code=UsageError.exit_code)
         traceback.print_exc()
         words = f"{type(err).__name__}: {err}\nwhere: inside stoker: this is a bug"
         return _say(f"error: {words}\ntry:   report the traceback above", code=1)
