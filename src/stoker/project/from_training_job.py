@@ -5,7 +5,7 @@ import textwrap
 
 from stoker.errors import ServiceError, UsageError
 from stoker.platforms.aws import Aws, service_model
-from stoker.platforms.patch import mapping_of, unreserved
+from stoker.platforms.patch import unreserved
 from stoker.platforms.sagemaker.request import RESERVED, channels_of
 from stoker.platforms.sagemaker.submit import find_job
 from stoker.records import Json
@@ -201,7 +201,7 @@ def _request(job: Document, aws: Aws, data: Document, notes: list[str]) -> dict[
         if not is_secret(key, str(value))
     }
     reserved = {**RESERVED, **dict.fromkeys(_NOT_FOR_GROUPS, "")}
-    request = mapping_of({}, mapping(unreserved(settings, reserved)))
+    request = dict(mapping(unreserved(settings, reserved)))
     # What a channel has beyond its name: the workload has no key for it.
     request["InputDataConfig"] = [
         channel for key, channel in channels_of(request) if key in data and len(channel) > 1
