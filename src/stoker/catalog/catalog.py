@@ -8,7 +8,6 @@ import csv
 import functools
 import io
 import re
-import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import date
@@ -62,7 +61,6 @@ class Instance:
         is_burst: Its vCPUs hold their full speed for a limited time only.
         architecture: Of its images: `arm64` or `amd64`.
         barred: Why no plan may have the type; empty: it may.
-        is_known: Whether more than its name is known.
         quota_vcpus: vCPUs of one host under a container's CPU quota, where that is no whole number.
     """
 
@@ -80,9 +78,7 @@ class Instance:
     estimate: str = ""
     is_burst: bool = False
     architecture: str = "amd64"
-    cpu_model: str | None = None
     barred: str = ""
-    is_known: bool = True
     quota_vcpus: float | None = None
 
     @property
@@ -145,13 +141,6 @@ class Catalog:
             fix=f"{fix} Or add it with {self.added_by}.",
         )
 
-    def coremark_of_cpu(self, model: str | None) -> float | None:
-        """Returns the median CoreMark per vCPU of the types with this CPU; None: there are none."""
-        words = _cpu_words(model)
-        same = [each for each in self.instances if words and _cpu_words(each.cpu_model) == words]
-        speeds = [each.coremark_per_vcpu for each in same if each.coremark_per_vcpu is not None]
-        return statistics.median(speeds) if speeds else None
-
     def usd_per_hour(self, groups: Iterable[Group]) -> float | None:
         """Returns the dollars an hour of all hosts; None without a type or its price."""
         total = 0.0
@@ -205,7 +194,6 @@ class Catalog:
         # With one price without a date, the date of all is unknown.
         oldest = min(dates, default=None) if len(dates) == len(priced) else None
         return Prices(
-            estimated={each.type: each.estimate for each in priced if each.estimate} or None,
             hosts_region=self.hosts_region,
             date=str(oldest) if oldest else None,
             region=self.region,
@@ -213,12 +201,6 @@ class Catalog:
             source=self.source,
             stale=oldest is not None and (today - oldest).days > STALE_DAYS,
         )
-
-
-def _cpu_words(model: str | None) -> tuple[str, ...]:
-    # `AMD EPYC 7R13 Processor` is `AMD EPYC 7R13`; marks and the clock are not part of the name.
-    bare = re.sub(r"\((R|TM)\)|CPU|Processor|@.*", " ", model or "", flags=re.IGNORECASE)
-    return tuple(bare.lower().split())
 
 
 # Tables.
@@ -243,26 +225,25 @@ class Row:
             name: As the platform spells it.
             base: Has the values of columns that the table lacks.
         """
-        fields: dict[str, object] = asdict(base) if base else {}
+        known: dict[str, object] = asdict(base) if base else {}
         if "usd_per_hour" in self.cells:
-            fields["estimate"] = ""
+            known["estimate"] = ""
+        if not self.cells.get("family"):
+            # ml.c5 of ml.c5.xlarge; a name without a dot is the family.
+            known.setdefault("family", name.rpartition(".")[0] or name)
         for column, cell in self.cells.items():
+            field = _FIELDS.get(column, column)
             if cell:
-                fields[_FIELDS.get(column, column)] = cell
+                known[field] = cell
             elif column != "family":
-                fields.pop(_FIELDS.get(column, column), None)
-        # ml.c5 of ml.c5.xlarge; a name without a dot is the family.
-        fields["family"] = fields.get("family") or name.rpartition(".")[0] or name
-        if str(fields.get("is_burst")).lower() == "true":
-            why = "is a burst type: it has its full speed for a limited time"
-            fields["barred"] = f"{name} {why}"
+                known.pop(field, None)
         try:
-            return msgspec.convert({**fields, "type": name}, Instance, strict=False)
+            return msgspec.convert({**known, "type": name}, Instance, strict=False)
         except msgspec.ValidationError as err:
             what, _, path = str(err).partition(" - at `$.")
             field = path.rstrip("`") or "vcpus"
-            column = {of: column for column, of in _FIELDS.items()}.get(field, field)
-            what = f"{what}, found {fields[field]!r}" if field in fields else what
+            column = next((column for column, of in _FIELDS.items() if of == field), field)
+            what = f"{what}, found {known[field]!r}" if field in known else what
             raise self.error(column, f"{name}: {what}") from None
 
 
@@ -293,21 +274,21 @@ def parse_table(
         source: The file's name, for errors.
         region: Whose column counts, where the table has columns of several regions.
     """
-    # Spreadsheet programs begin a CSV file with a byte order mark.
-    lines = csv.reader(io.StringIO(text.removeprefix("\ufeff")), strict=True)
+    lines = _reader(text)
     rows: dict[str, Row] = {}
     try:
-        header = [cell.strip() for cell in next(lines, [])]
+        header = [cell.strip() for cell in lines.fieldnames or ()]
+        lines.fieldnames = header
         _check_header(header, source)
         price, priced_region = _price_column(header, platform, region)
         for texts in lines:
             where = f"{source}:{lines.line_num}"
-            if not any(texts):
+            if not any(texts.values()):
                 continue
-            if len(texts) != len(header):
-                what = f"{len(texts)} cells in a table of {len(header)} columns"
+            if None in texts or None in texts.values():
+                what = f"not as many cells as the table has columns, {len(header)}"
                 raise UsageError(what, where=where, fix="quote commas")
-            cells = dict(zip(header, map(str.strip, texts), strict=True))
+            cells = {column: cell.strip() for column, cell in texts.items()}
             name = bare_type(cells.pop("instance_type"))
             if price:
                 cells["usd_per_hour"] = cells[price]
@@ -325,6 +306,11 @@ def parse_table(
     except csv.Error as err:
         raise UsageError(f"this is not a CSV table: {err}", where=source) from None
     return Table(source=source, rows=rows, has_prices=price is not None, region=priced_region)
+
+
+def _reader(text: str) -> "csv.DictReader[str]":
+    # Spreadsheet programs begin a CSV file with a byte order mark.
+    return csv.DictReader(io.StringIO(text.removeprefix("\ufeff")), strict=True)
 
 
 _COLUMNS = (
@@ -368,7 +354,7 @@ def _price_column(
 
 def short_table(text: str) -> str:
     """Returns a table without the columns that only describe types of the catalog, as CSV text."""
-    rows = [*csv.DictReader(io.StringIO(text.removeprefix("\ufeff")))]
+    rows = [*_reader(text)]
     shipped = _shipped("sagemaker").rows
     kept = [*rows[0]] if rows else []
     if all(bare_type(row["instance_type"].strip()) in shipped for row in rows):
@@ -471,7 +457,6 @@ def unknown_instance(name: str, *, platform: PlatformName, vcpus: int = 1) -> In
         family=full_name.rpartition(".")[0] or full_name,
         vcpus=vcpus,
         barred=f"nothing is known of {full_name}: no price, no size",
-        is_known=False,
     )
 
 

@@ -164,9 +164,7 @@ def _space(inputs: DecisionInputs) -> Space:
         # The profile knows more than the catalog of the profiled type.
         target = host if target.type == host.type else target
         processes = inputs.processes_on(target)
-        work, taken = taken_as(
-            work, profile, target, processes=processes, given=given, speeds=catalog
-        )
+        work, taken = taken_as(work, target, processes=processes, given=given)
         profile = of_the_training(profile)
     bottleneck = work.bottleneck
     if work.unexplained:

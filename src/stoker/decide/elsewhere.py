@@ -13,29 +13,19 @@ import msgspec
 from stoker.catalog import Catalog, Instance, local_instance
 from stoker.decide.model import Doubt, Unexplained, Work, estimate
 from stoker.decide.work import reserved_vcpus
-from stoker.errors import UsageError
 from stoker.records import Profile, TakenElsewhere
 from stoker.records.decision import AcceleratorStepSource, CpuSpeedSource
 from stoker.units import as_fast
 
 # Caches, memory, libraries and their threads differ, too.
 _ELSEWHERE = 0.15
-# Relative error of a speed. In the catalog, types of one CPU model differ by up to 11% from their
-# median, all types by up to 36% from their mean (13,237 to 24,413 CoreMark per vCPU).
-_SPEED_WIDTHS: dict[CpuSpeedSource, float] = {
-    "catalog": 0.0,
-    "cpu_model": 0.15,
-    "assumed": 0.4,
-}
+# Relative error of a speed that is not known: in the catalog types differ by up to 36% from their
+# mean (13,237 to 24,413 CoreMark per vCPU).
+_ASSUMED_WIDTH = 0.4
 _STORAGE_WIDTH = 0.2
 _TRAINER_WIDTH = 0.23
 # States and fixes of the profiled host, not of the training.
 _OF_THE_HOST = frozenset({"throttled", "straggler", "storage", "other-programs", "num_workers"})
-_SPEED_WORDS: dict[CpuSpeedSource, str] = {
-    "catalog": "by the catalog",
-    "cpu_model": "by its CPU model",
-    "assumed": "which is assumed, as its CPU model is not in the catalog",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,14 +46,10 @@ def profiled_type(profile: Profile, catalog: Catalog) -> Instance:
     Raises UsageError if neither the catalog nor the profile has its number of vCPUs.
     """
     host = profile.host
-    if local := local_instance(host.instance_type):
-        return local
-    try:
-        return catalog.get(host.instance_type)
-    except UsageError:
-        if host.vcpus is None:
-            raise
-        return Instance(type=host.instance_type, family=host.instance_type, vcpus=host.vcpus)
+    known = local_instance(host.instance_type) or catalog.find(host.instance_type)
+    if known or host.vcpus is None:
+        return known or catalog.get(host.instance_type)
+    return Instance(type=host.instance_type, family=host.instance_type, vcpus=host.vcpus)
 
 
 def of_the_training(profile: Profile) -> Profile:
@@ -77,26 +63,22 @@ def of_the_training(profile: Profile) -> Profile:
 
 def taken_as(
     work: Work,
-    profile: Profile,
     target: Instance,
     *,
     processes: int,
     given: TakeAs,
-    speeds: Catalog,
 ) -> tuple[Work, TakenElsewhere]:
     """Returns the work on hosts of type `target`, and how it was scaled.
 
     Args:
         work: Of the profiled hosts.
-        profile: What it was measured by.
         target: The type.
         processes: Trainer processes of one host there.
         given: What the user knows.
-        speeds: A catalog with the speeds of CPUs.
     """
     source = work.reference
     is_same = target.type == source.type
-    speed, speed_source = _cpu_speed(profile, source, target, speeds)
+    speed, speed_source = _cpu_speed(source, target)
     taken = TakenElsewhere(
         profiled_on=source.type,
         taken_as=target.type,
@@ -110,9 +92,8 @@ def taken_as(
             text=f"profile taken elsewhere: on {source.type}, not on {target.type}",
         )
     ]
-    if width := _SPEED_WIDTHS[speed_source]:
-        text = f"{_speed_words(taken)}, {_SPEED_WORDS[speed_source]}"
-        doubts.append(Doubt(width=width, text=text))
+    if speed_source == "assumed":
+        doubts.append(Doubt(width=_ASSUMED_WIDTH, text=_speed_words(taken)))
     if not is_same and work.shared_seconds:
         text = "what loader workers share is taken to be as in the profile"
         doubts.append(Doubt(width=_STORAGE_WIDTH, text=text))
@@ -171,30 +152,25 @@ def taken_words(taken: TakenElsewhere) -> str:
     """Returns how a profile was scaled to another type."""
     return (
         f"Profile taken elsewhere: on {taken.profiled_on}. Today's type is {taken.taken_as}, where "
-        f"nothing was measured: {_speed_words(taken)}, {_SPEED_WORDS[taken.cpu_speed_source]}."
+        f"nothing was measured: {_speed_words(taken)}."
     )
 
 
 def _speed_words(taken: TakenElsewhere) -> str:
-    return f"a vCPU there counts {as_fast(taken.cpu_speed)} as one of {taken.profiled_on}"
+    text = f"a vCPU there counts {as_fast(taken.cpu_speed)} as one of {taken.profiled_on}, "
+    if taken.cpu_speed_source == "catalog":
+        return f"{text}by the catalog"
+    return f"{text}which is assumed, as its speed is not known (profile.instance_type names a type)"
 
 
-def _cpu_speed(
-    profile: Profile, source: Instance, target: Instance, catalog: Catalog
-) -> tuple[float, CpuSpeedSource]:
-    # A local type has speed 1 on any machine.
-    is_local = local_instance(source.type) is not None
-    if source.type == target.type or (is_local and local_instance(target.type)):
-        return 1.0, "catalog"
+def _cpu_speed(source: Instance, target: Instance) -> tuple[float, CpuSpeedSource]:
     there = target.coremark_per_vcpu
     here = source.coremark_per_vcpu
-    name: CpuSpeedSource = "catalog"
-    if is_local or here is None:
-        here = catalog.coremark_of_cpu(profile.host.cpu_model)
-        name = "cpu_model"
-    if there is None or here is None:
-        return 1.0, "assumed"
-    return there / here, name
+    # A local type has the speed of its machine, which no other type is compared with.
+    is_one_machine = (local_instance(source.type) is None) == (local_instance(target.type) is None)
+    if source.type == target.type or (there and here and is_one_machine):
+        return (there / here if there and here else 1.0), "catalog"
+    return 1.0, "assumed"
 
 
 def _step_source(source: Instance, target: Instance, given: TakeAs) -> AcceleratorStepSource:

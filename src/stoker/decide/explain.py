@@ -143,15 +143,12 @@ def plan_name(plan: Plan, today: Plan | None) -> str:
 def shown_plans(decision: Decision) -> list[tuple[str, Plan]]:
     """Returns the plans that a reader looks for first, each with its mark, best first.
 
-    These are the chosen one, what was asked for, the probable one, each action's best, and the next
-    ones.
+    These are the chosen one, what was asked for, the probable one, today's, and the next ones.
     """
-    able = [(_mark(plan, decision), plan) for plan in decision.plans if plan.feasible]
-    # Plans come ranked, so that the first one of an action is its best.
-    first = {plan.action: plan for _, plan in reversed(able)}
-    needed = [each for each in able if each[0] or each[1] is first[each[1].action]]
-    more = [each for each in able if each not in needed][: max(0, _MOST_ROWS - len(needed))]
-    return [each for each in able if each in [*needed, *more] and each[1].predicted]
+    able = [plan for plan in decision.plans if plan.feasible and plan.predicted]
+    marked = [(_mark(plan, decision), plan) for plan in able]
+    best = able[:_MOST_ROWS]
+    return [(mark, plan) for mark, plan in marked if mark or plan in best or plan.action == "keep"]
 
 
 def _mark(plan: Plan, decision: Decision) -> str:
@@ -166,8 +163,9 @@ def plan_columns(decision: Decision) -> tuple[str, str]:
     """Returns the heads of the two columns by which plans are compared, beside their time."""
     if decision.prices.is_billed:
         return "$/h", "$/1000"
-    outcomes = [plan.predicted for plan in decision.plans if plan.predicted]
-    has_accelerators = any(outcome.accelerator_seconds for outcome in outcomes)
+    has_accelerators = any(
+        plan.predicted and plan.predicted.accelerator_seconds for plan in decision.plans
+    )
     return ("busy", "cores") if has_accelerators else ("cores", "CPU-s")
 
 

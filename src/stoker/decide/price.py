@@ -142,6 +142,8 @@ class Space:
         # SageMaker runs one image on all hosts of a job; on Kubernetes data hosts may have theirs.
         if is_job and instance.architecture != self.today.architecture:
             return f"{name} needs an image for {instance.architecture}, and a job has one image"
+        if instance.is_burst:
+            return f"{name} is a burst type: it has its full speed for a limited time"
         return instance.barred
 
     def misses_deadline(self, outcome: Predicted) -> bool:
@@ -379,9 +381,11 @@ def _planned_epochs(work: Work, cluster: Cluster) -> EpochTimes | None:
         return times
     else:
         start = start.scaled(first / here)
-    low = min(start.low_seconds, start.seconds * (1 - _START_WIDTH))
-    high = max(start.high_seconds, start.seconds * (1 + _START_WIDTH))
-    start = msgspec.structs.replace(start, low_seconds=low, high_seconds=high)
+    start = msgspec.structs.replace(
+        start,
+        low_seconds=min(start.low_seconds, start.seconds * (1 - _START_WIDTH)),
+        high_seconds=max(start.high_seconds, start.seconds * (1 + _START_WIDTH)),
+    )
     return msgspec.structs.replace(times, start=start)
 
 

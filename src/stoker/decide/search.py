@@ -108,15 +108,13 @@ def _best_heterogeneous(space: Space, free: Plan | None) -> Iterator[Plan]:
 
 def _data_types(space: Space) -> Iterator[Instance]:
     """Yields the types without accelerators that may load, in the order of their names."""
-    listed = {instance.type: instance for instance in space.catalog.instances}
-    for name in space.allowed or ():
-        listed.setdefault(name, space.catalog.get(name))
-    # The catalog may know today's type without listing it: local types, and types of nodes.
-    listed.setdefault(space.today.type, space.today)
-    for name in sorted(listed):
+    # The catalog may know types without listing them: local types, and types of nodes.
+    names = {instance.type for instance in space.catalog.instances}
+    for name in sorted({*names, *(space.allowed or ()), space.today.type}):
         instance = space.get(name)
         has_price = instance.usd_per_hour is not None or not space.is_billed
-        if not listed[name].accelerators and has_price and not space.why_unusable(instance):
+        is_of_cpus = not space.catalog.get(name).accelerators
+        if is_of_cpus and has_price and not space.why_unusable(instance):
             yield instance
 
 
@@ -153,8 +151,6 @@ def named(space: Space, groups: Sequence[Group]) -> Plan:
         problem = space.unfed
     elif workers and space.unworkable:
         problem = space.unworkable
-    elif space.catalog.info.is_this_machine and instance.accelerators and cluster.replicas > 1:
-        problem = f"this machine has no accelerators for {group.count} training hosts"
     elif there != todays:
         what = f"the accelerators differ ({todays} today, {there} here)"
         problem = f"{what}: profile the training there"

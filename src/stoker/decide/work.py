@@ -35,8 +35,7 @@ _CORRECTED: Mapping[Limit, tuple[Limit, ...]] = {
 }
 # Far wider than any training run (1e7 s are 116 days): only a wrong unit is refused.
 _LONGEST_STEP = 1e7
-_SHORTEST_STEP = 1e-7
-_MOST = 1e15
+_MOST_BYTES = 1e15
 AGAIN = "profile again on a quiet machine"
 
 
@@ -90,7 +89,7 @@ def measure(
     Raises:
         UsageError: If a number of the profile is out of range.
     """
-    _refuse_absurd(profile, today)
+    _refuse_absurd(profile)
     work = _uncorrected(profile, today=today, processes=processes, storage=storage)
     modelled = estimate(work, work.todays)
     # Limited to a factor of five below: beyond that the parts are wrong (see `_unexplained`).
@@ -328,19 +327,13 @@ def _miss_words(work: Work) -> str:
     return f"the parts give {ms(work.step_seconds)} per step, measured {ms(work.measured_seconds)}"
 
 
-def _refuse_absurd(profile: Profile, today: Instance) -> None:
-    step = profile.step
-    bounds = [
-        ("step.step_seconds", step.step_seconds, _SHORTEST_STEP, _LONGEST_STEP),
-        ("host.count", profile.host.count, 1, 1e6),
-        ("host.vcpus", today.vcpus, 1, 1e6),
-        ("host.quota_vcpus", today.capacity, 1e-2, 1e6),
-    ]
-    bounds += [(f"step.{name}", getattr(step, name), 0, _MOST) for name in step.__struct_fields__]
-    for name, value, low, high in bounds:
-        if value is not None and not low <= value <= high:
+def _refuse_absurd(profile: Profile) -> None:
+    for name in profile.step.__struct_fields__:
+        value = getattr(profile.step, name)
+        most = _MOST_BYTES if name == "batch_bytes" else _LONGEST_STEP
+        if value is not None and value > most:
             raise UsageError(
-                f"{value:g} is out of range: it must be between {low:g} and {high:g}",
-                where=f"profile, key {name}",
+                f"{value:g} is out of range: it must be at most {most:g}",
+                where=f"profile, key step.{name}",
                 fix="check the unit: seconds and bytes",
             )

@@ -157,7 +157,6 @@ def host_of(rank: RankResult, *, group: TodaysGroup, settings: ProfileSettings) 
         quota_vcpus=None if rank.vcpus == round(rank.vcpus) else rank.vcpus,
         accelerators=inventory.accelerators,
         accelerator_model=inventory.accelerator_model,
-        cpu_model=inventory.cpu_model,
     )
 
 

@@ -1,7 +1,6 @@
 """Facts about batches, the loader that makes them, which loader is measured, and its host."""
 
 import contextlib
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -144,22 +143,17 @@ def made_from(
 
 # What the firmware says: of EC2's hosts the product is their type.
 _FIRMWARE = Path("/sys/class/dmi/id")
-_CPU = Path("/proc/cpuinfo")
 
 
 def take_inventory(*, given: str | None = None) -> Inventory:
     """Returns the equipment of this host; a `given` type is the user's."""
     # Accelerators that this process may use.
     has_cuda = torch.cuda.is_available()
-    vendor, product, cpus = map(
-        _text_of, (_FIRMWARE / "sys_vendor", _FIRMWARE / "product_name", _CPU)
-    )
+    vendor, product = (_text_of(_FIRMWARE / name) for name in ("sys_vendor", "product_name"))
     of_host = product if vendor.startswith("Amazon") else None
-    model = re.search(r"^model name\s*:\s*(.{1,200})$", cpus, re.MULTILINE)
     return Inventory(
         accelerators=torch.cuda.device_count() if has_cuda else None,
         accelerator_model=torch.cuda.get_device_name(0) if has_cuda else None,
-        cpu_model=model[1] if model else None,
         instance_type=given if given and given != "auto" else named_instance_type() or of_host,
     )
 

@@ -172,7 +172,6 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True):
 
     accelerators: int | None = None
     accelerator_model: str | None = None
-    cpu_model: str | None = None
     instance_type: str | None = None
 
 

@@ -255,7 +255,7 @@ class Prices(Record, frozen=True, kw_only=True):
         return self.purchase not in (NOMINAL, UNPRICED)
 
 
-CpuSpeedSource = Literal["catalog", "cpu_model", "assumed"]
+CpuSpeedSource = Literal["catalog", "assumed"]
 AcceleratorStepSource = Literal["profile", "cpu", "given", "unknown"]
 
 
@@ -266,7 +266,7 @@ class TakenElsewhere(Record, frozen=True, kw_only=True):
         profiled_on: The type that was profiled.
         taken_as: The type that the decision assumes for today; nothing was measured on it.
         cpu_speed: Speed of a vCPU of `taken_as` over one of `profiled_on`.
-        cpu_speed_source: catalog: of both types; cpu_model: of the profiled CPU's; assumed: 1.
+        cpu_speed_source: catalog: of both types; assumed: 1, as one is not known.
         accelerator_step_source: Source of a step without waiting: same accelerator model, scaled by
             CPU speed, given by the user, or none.
     """

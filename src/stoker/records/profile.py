@@ -230,7 +230,6 @@ class ProfiledHost(Record, frozen=True, kw_only=True):
         quota_vcpus: The same if it is not a whole number, such as 1.5.
         accelerators: Accelerators of one host. None: the catalog's.
         accelerator_model: Accelerator model, as the driver spells it.
-        cpu_model: CPU model, as the kernel spells it.
     """
 
     instance_type: Name
@@ -239,7 +238,6 @@ class ProfiledHost(Record, frozen=True, kw_only=True):
     quota_vcpus: PositiveFloat | None = None
     accelerators: NonNegativeInt | None = None
     accelerator_model: Name | None = None
-    cpu_model: Name | None = None
 
     @property
     def capacity(self) -> float | None:
