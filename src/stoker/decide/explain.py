@@ -143,12 +143,17 @@ def plan_name(plan: Plan, today: Plan | None) -> str:
 def shown_plans(decision: Decision) -> list[tuple[str, Plan]]:
     """Returns the plans that a reader looks for first, each with its mark, best first.
 
-    These are the chosen one, what was asked for, the probable one, today's, and the next ones.
+    These are the chosen one, what was asked for, the probable one, today's, the one with more
+    workers, and the next ones.
     """
     able = [plan for plan in decision.plans if plan.feasible and plan.predicted]
     marked = [(_mark(plan, decision), plan) for plan in able]
     best = able[:_MOST_ROWS]
-    return [(mark, plan) for mark, plan in marked if mark or plan in best or plan.action == "keep"]
+    return [
+        (mark, plan)
+        for mark, plan in marked
+        if mark or plan in best or plan.action in ("keep", "tune")
+    ]
 
 
 def _mark(plan: Plan, decision: Decision) -> str:
