@@ -91,8 +91,3 @@ Pipeline(
     steps=[prepared, profiled, no_steps, clean],
     sagemaker_session=run.session,
 )
-
-# %% upload_inputs
-from stoker.sagemaker import upload_inputs
-
-upload_inputs(run)

@@ -72,6 +72,8 @@ OF_OTHERS = {
     *("ecr:BatchCheckLayerAvailability", "ecr:BatchGetImage", "ecr:CompleteLayerUpload"),
     *("ecr:GetAuthorizationToken", "ecr:GetDownloadUrlForLayer", "ecr:InitiateLayerUpload"),
     *("ecr:PutImage", "ecr:UploadLayerPart"),
+    # Asked for wherever a request has tags.
+    "sagemaker:AddTags",
     # Asked for wherever a request names a role; no operation of the API.
     "iam:PassRole",
     # S3 and the service, with a key of the user's own.
@@ -106,7 +108,7 @@ IAM_NAMES = {
 IAM_SERVICES = {"service-quotas": "servicequotas"}
 # What Aws's methods for objects ask for.
 OBJECT_ACTIONS = {
-    **dict.fromkeys(("read_object", "open_object", "has_object"), "s3:GetObject"),
+    **dict.fromkeys(("read_object", "read_text", "open_object", "has_object"), "s3:GetObject"),
     **dict.fromkeys(("write_object", "create_object"), "s3:PutObject"),
     "delete_object": "s3:DeleteObject",
 }

@@ -7,7 +7,6 @@ import msgspec
 import pytest
 import yaml
 
-from stoker.pipelines.kubeflow import workload_text
 from stoker.records import Decision, ProfiledHost, read_json, write_json
 from stoker.sagemaker import compile_pipeline
 from stoker.workload_file import read_workload
@@ -145,13 +144,13 @@ def test_the_prices_file_reaches_every_step_of_both_pipelines(project):
     # The table is in the run's inputs, not in every record.
     assert decision.constraints.prices_file is None
 
-    from stoker.pipelines.kubeflow import kubeflow_request
+    from stoker.kubeflow import PipelineRun
 
     claim = ("--set", "channels.train.uri=pvc://data/train")
     words = (*on(UNPRICED), *sets, *claim, *pool(UNPRICED[3:]))
     overrides = [word for word in words if word != "--set"]
-    request = kubeflow_request(read_workload("w.yaml", overrides=overrides))
-    (project / "workload.json").write_text(workload_text(request.workload))
+    run = PipelineRun.of(read_workload("w.yaml", overrides=overrides))
+    (project / "workload.json").write_text(run.workload)
     # Elsewhere: the pod has no such file.
     (project / "prices.csv").unlink()
     kubernetes = decide_step(UNPRICED[3:], project)

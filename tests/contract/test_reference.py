@@ -12,11 +12,8 @@ from support.examples import project
 ROOT = Path(__file__).parents[2]
 # Types, and values that an example would only show as they are.
 WITHOUT_EXAMPLE = {
-    *("stoker.kubeflow.KubeflowRequest", "stoker.kubeflow.Task"),
-    *(
-        f"stoker.sagemaker.{name}"
-        for name in ("PipelineRequest", "PipelineVariable", "Step", "Text")
-    ),
+    "stoker.kubeflow.Task",
+    *(f"stoker.sagemaker.{name}" for name in ("PipelineVariable", "Step", "Text")),
 }
 
 
@@ -79,4 +76,4 @@ def test_the_examples_of_sagemaker_run(reference):
     pytest.importorskip("sagemaker")
     # They ask an account.
     session = "Pipeline, ParameterString, ParameterInteger, ParameterFloat, ParameterBoolean"
-    run_examples(reference, "stoker.sagemaker", without=("upload_inputs", session))
+    run_examples(reference, "stoker.sagemaker", without=(session,))

@@ -236,7 +236,7 @@ def test_an_upload_makes_and_changes_the_schedule_of_the_workload(server, projec
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        ("status sagemaker nothing", "no pipeline nothing found"),
+        ("status sagemaker nothing", "no run of a pipeline nothing found"),
         ("start sagemaker w.yaml", "pipeline mnist is not uploaded; stoker upload sagemaker"),
         ("start sagemaker w.yaml --set sagemaker=null", "no settings for SageMaker"),
     ],
@@ -266,6 +266,7 @@ def client(answers):
 
 def test_a_run_is_shown_with_its_steps(answers, client):
     failed = step("Evaluate", "Failed", FailureReason="ClientError: no image")
+    answers.add_run()
     answers.add_state("Failed", DONE, failed, reason="Step failure")
     run = client.status(EXECUTION)
     assert (run.run, run.status, run.reason) == (RUN, "Failed", "Step failure")
@@ -287,17 +288,20 @@ def test_a_run_is_shown_with_its_steps(answers, client):
     ],
 )
 def test_the_exit_code_says_whether_a_gate_failed(answers, client, status, failed, code):
+    answers.add_run()
     answers.add_state(status, step("Last", status, **failed))
     assert client.status(EXECUTION).exit_code == code
 
 
 def test_waiting_tells_each_change_of_a_step_once_and_outlasts_an_outage(answers, client):
-    answers.add("describe_pipeline", {"PipelineArn": PIPELINE}, PipelineName="mnist")
+    answers.add_run()
     answers.refuse("describe_pipeline_execution", "ResourceNotFound", "does not exist")
-    answers.add_state("Executing", TRAIN)
-    answers.add_state("Executing", TRAIN)
+    for _ in range(2):
+        answers.add_run()
+        answers.add_state("Executing", TRAIN)
     for _ in range(3):
-        answers.refuse("describe_pipeline", "ThrottlingException", "Rate exceeded")
+        answers.refuse("list_pipeline_executions", "ThrottlingException", "Rate exceeded")
+    answers.add_run()
     answers.add_state("Succeeded", DONE)
     lines = list[str]()
     assert client.wait(RUN, show=lines.append).exit_code == 0
@@ -307,8 +311,8 @@ def test_waiting_tells_each_change_of_a_step_once_and_outlasts_an_outage(answers
 
 def test_a_stop_ends_the_jobs_that_the_run_left_behind(answers, client):
     going = {LAUNCHED: "InProgress", f"{LAUNCHED}-plan2": "InProgress"}
+    answers.add_run()
     answers.add_state("Executing", TRAIN)
-    answers.add("describe_pipeline", {"PipelineArn": PIPELINE}, PipelineName="mnist")
     answers.add("stop_pipeline_execution", {"PipelineExecutionArn": EXECUTION})
     # While the run is stopping its step may stop them.
     answers.add_state("Stopping", TRAIN)
@@ -321,12 +325,9 @@ def test_a_stop_ends_the_jobs_that_the_run_left_behind(answers, client):
 
 
 def test_a_stop_that_is_refused_says_that_the_run_may_continue(answers, client):
+    answers.add_run()
     answers.add_state("Executing", TRAIN)
-    answers.add("describe_pipeline", {"PipelineArn": PIPELINE}, PipelineName="mnist")
     answers.stubber.add_client_error("stop_pipeline_execution", "AccessDeniedException")
     with pytest.raises(ServiceError) as caught:
         client.stop(EXECUTION)
     assert "it may still run, and is billed" in caught.value.fix
-
-
-# A step of the pipeline asks for runs to give way to.

@@ -3,9 +3,12 @@
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from msgspec import structs
 
-from stoker.pipelines.profiles import kept_profiles, profile_key
+from stoker.logs import now_utc
+from stoker.pipelines.base import kept_profiles, profile_key
 from stoker.records import to_document
+from stoker.records.profile import ProfileOrigin
 from stoker.workload_file import workload_from
 from support import kubeflow_pipeline, sagemaker_pipeline, sample_records
 
@@ -68,8 +71,10 @@ def test_a_profile_is_used_for_so_many_days():
     workload = workload_from(kubeflow_pipeline.DOCUMENT, overrides=[week])
     kept = kept_profiles(workload, cluster=Cluster())
     assert kept.find() is None
-    kept.keep(sample_records.profile())
-    assert kept.find() == sample_records.profile()
+    origin = ProfileOrigin(measured_at=now_utc(), image="image")
+    profile = structs.replace(sample_records.profile(), origin=origin)
+    kept.keep(profile)
+    assert kept.find() == profile
     assert kept.find(now=datetime.now(UTC) + timedelta(days=6)) is not None
     assert kept.find(now=datetime.now(UTC) + timedelta(days=8)) is None
 

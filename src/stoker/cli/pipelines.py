@@ -109,7 +109,7 @@ def upload(
     stoker upload kubeflow configs/mnist-kubeflow.yaml
     stoker upload sagemaker workload.yaml --values prod.yaml --check
     """
-    from stoker.pipelines.base import schedule_line, schedule_of_workload
+    from stoker.pipelines.base import schedule_of_workload
 
     of = _workload_of(workload, sets_of(values, overrides))
     schedule = schedule_of_workload(of, target=target)
@@ -134,9 +134,11 @@ def upload(
     done = client.upload(compiled, is_changed=code != 0)
     made = client.put_schedule(of, schedule) if schedule else None
     text = f"{done['action']}: {done['id']}\n"
-    text += f"{schedule_line(made)}\n" if made else ""
+    text += f"{made}\n" if made else ""
     text += f"next:    stoker start {target} {workload}"
-    print_result({**document, **done, "schedule": made}, text, as_json=as_json)
+    print_result(
+        {**document, **done, "schedule": asdict(made) if made else None}, text, as_json=as_json
+    )
     return 0
 
 
@@ -212,7 +214,7 @@ def schedule(
     stoker schedule sagemaker configs/mnist-sagemaker.yaml --cron 'rate(1 day)'
     stoker schedule sagemaker configs/mnist-sagemaker.yaml --delete
     """
-    from stoker.pipelines.base import Schedule, schedule_line, schedule_name
+    from stoker.pipelines.base import Schedule, schedule_name
 
     of = _workload_of(workload, sets_of(values, overrides))
     name = schedule_name(of)
@@ -227,9 +229,9 @@ def schedule(
         document: dict[str, Json] = {"name": name, "action": "deleted"}
         print_result(document, f"schedule {name}: deleted", as_json=as_json)
     else:
-        wanted = Schedule(name=name, cron=cron, time_zone=time_zone, parameters=params)
+        wanted = Schedule(name=name, expression=cron, time_zone=time_zone, parameters=params)
         made = client.put_schedule(of, wanted)
-        print_result(made, schedule_line(made), as_json=as_json)
+        print_result(asdict(made), str(made), as_json=as_json)
 
 
 @app.command()

@@ -57,7 +57,6 @@ except ModuleNotFoundError as err:
 from stoker.kubeflow.steps import RUN_ID, PipelineRun, compiled
 from stoker.kubeflow.steps import compile_kubeflow as compile_kubeflow
 from stoker.parameters import PARAMETER_INPUT, PARAMETERS_INPUT
-from stoker.pipelines.kubeflow import KubeflowRequest
 
 P = ParamSpec("P")
 
@@ -299,7 +298,6 @@ def finish(
 
 __all__ = [
     "RUN_ID",
-    "KubeflowRequest",
     "PipelineRun",
     "Task",
     "compiled",

@@ -5,29 +5,27 @@ all keys of a secret, node affinity by a rule, a seccomp profile or an fsGroup. 
 2.16 and later set the seccomp profile and drop capabilities.
 """
 
-import functools
 import inspect
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from inspect import Parameter as Argument
 from pathlib import Path
-from typing import ParamSpec, cast
+from typing import ParamSpec
 
+import msgspec
 from kfp import compiler, dsl, kubernetes
 from kfp.dsl.graph_component import GraphComponent
 from kfp.dsl.pipeline_task import PipelineTask as Task
 from kfp.kubernetes import set_security_context
 
-from stoker.pipelines.base import Compiled, project_pipeline
-from stoker.pipelines.kubeflow import (
-    CHAMPION,
-    CHAMPIONS_FOLDER,
-    KubeflowRequest,
-    kubeflow_request,
-    workload_text,
-)
-from stoker.platforms.kubernetes.pods import FOLLOWER_LABELS, STAY_ANNOTATIONS
-from stoker.records import Workload
+from stoker.catalog import with_short_prices
+from stoker.errors import UsageError
+from stoker.parameters import Parameter, parameters_of
+from stoker.pipelines.base import Compiled, about, checked, project_pipeline
+from stoker.pipelines.kubeflow import workload_text
+from stoker.platforms.kubernetes.pods import FOLLOWER_LABELS, STAY_ANNOTATIONS, claim_of
+from stoker.records import KubeflowSettings, KubernetesSettings, Workload
 from stoker.records.platforms import amount
 
 P = ParamSpec("P")
@@ -42,6 +40,13 @@ _MLFLOW_SECRET = "stoker-mlflow"
 _WEBHOOK_SECRET = "stoker-webhook"
 MLFLOW_SECRETS = tuple(f"MLFLOW_TRACKING_{key}" for key in ("TOKEN", "USERNAME", "PASSWORD"))
 _TYPES = {"string": str, "integer": int, "number": float, "boolean": bool}
+_BY_NAME = Argument.POSITIONAL_OR_KEYWORD
+# Kubeflow has no address that every pod can read, so the parameter is the profile itself.
+_REUSE = "Text of a profile.json to use instead of a new profile; empty: profile."
+# Where steps have the folder of champions.
+_CHAMPIONS_FOLDER = "/mnt/champions"
+# Later steps get it as an output parameter of the first, where its quotes are escaped.
+MAX_WORKLOAD_BYTES = 16 << 10
 # Of a step that follows a job; and of a small one, whose failure may also be an honest one, such
 # as the gate's.
 _RETRY_SECONDS = 60
@@ -63,10 +68,14 @@ class PipelineRun:
     """A run of a pipeline: its workload, and the pods of its steps.
 
     Attributes:
-        request: What the pipeline is compiled from.
+        record: Workload as the steps read it.
+        settings: The workload's settings of Kubernetes.
+        declared: The parameters of a run.
     """
 
-    request: KubeflowRequest
+    record: Workload
+    settings: KubernetesSettings
+    declared: tuple[Parameter, ...]
 
     @classmethod
     def of(cls, workload: Workload) -> "PipelineRun":
@@ -79,28 +88,53 @@ class PipelineRun:
         Raises:
             UsageError: If the workload lacks what the steps need.
         """
-        return cls(request=kubeflow_request(workload))
+        placed = checked(with_short_prices(workload), target="kubeflow")
+        settings = workload.kubernetes_settings
+        inside = None
+        if workload.kubernetes:
+            # The connections of the user who compiles are not for pods.
+            kept = KubeflowSettings(cache_days=(settings.kubeflow or KubeflowSettings()).cache_days)
+            inside = msgspec.structs.replace(settings, kubeflow=kept, context=None)
+        placed = msgspec.structs.replace(placed, sagemaker=None, kubernetes=inside)
+        where = f"workload {workload.name}"
+        if not settings.champion and any(gate.needs_champion for gate in workload.gate):
+            raise UsageError(
+                "a gate compares with the champion, but no champion is configured",
+                where=f"{where}, key gate",
+                fix="kubernetes.champion: pvc://CLAIM/FOLDER, or registry:GROUP of SageMaker",
+            )
+        size = len(workload_text(placed).encode())
+        if size > MAX_WORKLOAD_BYTES:
+            raise UsageError(
+                f"the workload's document has {size} bytes, at most {MAX_WORKLOAD_BYTES}",
+                where=where,
+                fix="shorten it; a pools file needs only the pools that plans may have",
+            )
+        declared = tuple(
+            replace(each, text=_REUSE) if each.name == "reuse_profile" else each
+            for each in parameters_of(placed)
+        )
+        return cls(record=placed, settings=settings, declared=declared)
 
     @property
     def name(self) -> str:
-        return self.request.workload.name
+        return self.record.name
 
     @property
     def workload(self) -> str:
         """The workload as JSON, without the values of a run's parameters."""
-        return workload_text(self.request.workload)
+        return workload_text(self.record)
 
     @property
     def image(self) -> str:
         """Image of the steps: `kubernetes.control.image`, or the training's."""
-        return self.request.settings.control.image or self.request.image
+        return self.settings.control.image or self.record.image or ""
 
     @property
     def champion(self) -> str:
         """The model in use, as evaluate and gate name it; empty: none."""
-        if self.request.champions:
-            return CHAMPIONS_FOLDER
-        return self.request.settings.champion or ""
+        named = self.settings.champion or ""
+        return _CHAMPIONS_FOLDER if named.startswith("pvc://") else named
 
     def step(
         self, task: Task, name: str, *, follows_job: bool = False, num_retries: int = 3
@@ -118,7 +152,7 @@ class PipelineRun:
             num_retries: Number of retries, each after twice the time: a pod may be evicted.
         """
         task.set_display_name(name).set_caching_options(False)
-        settings = self.request.settings
+        settings = self.settings
         control = settings.control
         user = settings.run_as
         # The user of the jobs' pods.
@@ -132,10 +166,11 @@ class PipelineRun:
         if settings.step_pull_secrets:
             kubernetes.set_image_pull_secrets(task, list(settings.step_pull_secrets))
         self._set_secrets(task)
-        champions = self.request.champions
-        if champions and CHAMPION in task.inputs:
-            claim, folder = champions
-            kubernetes.mount_pvc(task, pvc_name=claim, mount_path=CHAMPIONS_FOLDER, sub_path=folder)
+        if self.champion == _CHAMPIONS_FOLDER and "champion" in task.inputs:
+            claim, folder = claim_of(str(settings.champion), where="key kubernetes.champion")
+            kubernetes.mount_pvc(
+                task, pvc_name=claim, mount_path=_CHAMPIONS_FOLDER, sub_path=folder
+            )
         task.set_cpu_request(str(control.cpu))
         task.set_memory_request(_memory(control.memory)).set_memory_limit(_memory(control.memory))
         if follows_job:
@@ -160,38 +195,29 @@ class PipelineRun:
             steps: Function that makes the steps. Its `**params` are the run's parameters by name;
                 its own arguments, with types and defaults, are further ones.
         """
-        own = [
-            each
-            for each in inspect.signature(steps).parameters.values()
-            if each.kind is not inspect.Parameter.VAR_KEYWORD
-        ]
         named = [
-            inspect.Parameter(
-                each.name,
-                inspect.Parameter.POSITIONAL_OR_KEYWORD,
-                default=each.default,
-                annotation=_TYPES[each.kind],
-            )
-            for each in self.request.parameters
+            Argument(each.name, _BY_NAME, default=each.default, annotation=_TYPES[each.kind])
+            for each in self.declared
         ]
-        names = [each.name for each in (*named, *own)]
+        own = inspect.signature(steps).parameters.values()
+        named += [
+            each.replace(kind=_BY_NAME) for each in own if each.kind is not Argument.VAR_KEYWORD
+        ]
 
         def graph(*values: object) -> None:
-            given = dict(zip(names, values, strict=True))
-            cast(Callable[[], None], functools.partial(steps, **given))()  # type: ignore[arg-type]
+            given = {each.name: value for each, value in zip(named, values, strict=True)}
+            steps(**given)  # type: ignore[arg-type, call-arg]
 
-        signature = [each.replace(kind=inspect.Parameter.POSITIONAL_OR_KEYWORD) for each in own]
-        graph.__signature__ = inspect.Signature([*named, *signature])  # type: ignore[attr-defined]
-        about = f"stoker: profile, decide, train, evaluate {self.name}."
+        graph.__signature__ = inspect.Signature(named)  # type: ignore[attr-defined]
         # Kubeflow's console shows a parameter's description next to its field.
-        texts = [f"    {each.name}: {each.text}" for each in self.request.parameters]
-        graph.__doc__ = "\n".join([about, "", "Args:", *texts, ""])
-        made: GraphComponent = dsl.pipeline(name=self.name, description=about)(graph)
+        texts = [f"    {each.name}: {each.text}" for each in self.declared]
+        graph.__doc__ = "\n".join([about(self.name), "", "Args:", *texts, ""])
+        made: GraphComponent = dsl.pipeline(name=self.name, description=about(self.name))(graph)
         return made
 
     def _set_secrets(self, task: Task) -> None:
         """Gives a step the secrets that it needs: MLflow's login, or the webhook's address."""
-        workload = self.request.workload
+        workload = self.record
         name = task.component_spec.name
         tracking = workload.tracking
         notify = workload.notify
@@ -220,13 +246,8 @@ def compile_kubeflow(workload: Workload, *, folder: Path | None = None) -> Compi
     """
     run = PipelineRun.of(workload)
     module = project_pipeline("kubeflow", folder=folder or Path.cwd())
-    return Compiled(
-        name=workload.name,
-        description=f"stoker: profile, decide, train, evaluate {workload.name}.",
-        definition=compiled(module.build(run)),
-        parameters=run.request.parameters,
-        uploads={},
-    )
+    definition = compiled(module.build(run))
+    return Compiled(name=workload.name, definition=definition, parameters=run.declared)
 
 
 def _follow(task: Task) -> None:

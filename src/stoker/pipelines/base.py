@@ -4,14 +4,18 @@ The checks of a workload are in `checked`: what *decide*, *train* or the service
 run is refused before its profile is paid.
 """
 
+import contextlib
 import hashlib
 import importlib
 import json
+import math
 import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
@@ -28,25 +32,40 @@ from stoker.errors import (
     install_command,
 )
 from stoker.host.installed import CARRIED
-from stoker.parameters import Parameter
+from stoker.parameters import Kind, Parameter, Value, run_values
 from stoker.platforms import platform_named
-from stoker.platforms.aws import is_training_type
+from stoker.platforms.aws import Aws, is_training_type
 from stoker.platforms.base import JobSpec
-from stoker.platforms.packing import SourcePackage, check_program, check_requirements, package_of
+from stoker.platforms.kubernetes.api import ClusterApi
+from stoker.platforms.kubernetes.state import keep_profile, kept_profile
+from stoker.platforms.packing import check_program, check_requirements, package_of
 from stoker.records import (
     Group,
     Json,
+    KubeflowSettings,
     PlatformName,
+    Profile,
     SageMakerSettings,
     Workload,
+    read_json,
+    to_document,
     to_json,
 )
+from stoker.records.base import sha256_of
+from stoker.records.hyperparameters import values_of
+from stoker.records.workload import is_same_cost
 from stoker.repeat import Clock, Sleep
 
 # Between two looks at a run.
 WAIT_SECONDS = 10.0
 # A service or network that is away for longer ends the waiting, never the run.
 PATIENCE_SECONDS = 900.0
+# The services' names for the types of parameters.
+_KINDS: Mapping[str, Kind] = {
+    **dict.fromkeys(("Integer", "NUMBER_INTEGER"), "integer"),
+    **dict.fromkeys(("Float", "NUMBER_DOUBLE"), "number"),
+    **dict.fromkeys(("Boolean", "BOOLEAN"), "boolean"),
+}
 _EXTRAS = {"kfp": "kubeflow", "sagemaker": "sagemaker"}
 
 
@@ -93,31 +112,27 @@ class Schedule:
     """A schedule of a pipeline, said whole each time.
 
     Attributes:
-        cron: An expression, which the service checks.
+        expression: The times, which the service checks.
         parameters: NAME=VALUE texts.
+        action: created or replaced; empty: not made yet.
+        enabled: Whether it starts runs; one that somebody disabled stays so.
     """
 
     name: str
-    cron: str
+    expression: str
     time_zone: str = "UTC"
     parameters: Sequence[str] = ()
+    action: str = ""
+    enabled: bool = True
 
-    def made(self, *, is_new: bool, is_on: bool) -> dict[str, Json]:
-        """Returns the schedule as the service has it; one that somebody disabled stays so."""
-        return {
-            "name": self.name,
-            "action": "created" if is_new else "replaced",
-            "expression": self.cron,
-            "time_zone": self.time_zone,
-            "parameters": list(self.parameters),
-            "enabled": is_on,
-        }
+    def __str__(self) -> str:
+        line = f"schedule {self.name}: {self.action}  {self.expression}  {self.time_zone}"
+        return line if self.enabled else f"{line}  disabled, as before"
 
-
-def schedule_line(made: Mapping[str, Json]) -> str:
-    """Returns what people are shown of a schedule that was made."""
-    line = f"schedule {made['name']}: {made['action']}  {made['expression']}  {made['time_zone']}"
-    return line if made["enabled"] else f"{line}  disabled, as before"
+    def made(self, earlier: object, *, is_on: bool) -> "Schedule":
+        """Returns the schedule as the service has it, in place of an earlier one if any."""
+        action = "replaced" if earlier else "created"
+        return replace(self, action=action, enabled=is_on)
 
 
 def schedule_name(workload: Workload) -> str:
@@ -131,14 +146,11 @@ def schedule_of_workload(workload: Workload, *, target: str) -> Schedule | None:
     settings = section.schedule if section else None
     if settings is None:
         return None
-    texts = []
-    for name, value in settings.parameters.items():
-        texts.append(f"{name}={value if isinstance(value, str) else json.dumps(value)}")
     return Schedule(
         name=schedule_name(workload),
-        cron=settings.cron,
+        expression=settings.cron,
         time_zone=settings.time_zone,
-        parameters=texts,
+        parameters=[f"{name}={spelt(value)}" for name, value in settings.parameters.items()],
     )
 
 
@@ -147,18 +159,36 @@ class Compiled:
     """A compiled pipeline.
 
     Attributes:
-        description: One line, on SageMaker with a sentence on each parameter.
         definition: JSON or YAML.
         uploads: Address to content of what the steps read.
-        code: The packed code; None: it is in the image, or was packed by the user.
     """
 
     name: str
-    description: str
     definition: str
     parameters: tuple[Parameter, ...]
-    uploads: Mapping[str, bytes]
-    code: SourcePackage | None = None
+    uploads: Mapping[str, bytes] = field(default_factory=dict)
+
+    @property
+    def description(self) -> str:
+        return about(self.name)
+
+
+def about(name: str) -> str:
+    """Returns what a service's console shows of a pipeline."""
+    return f"stoker: profile, decide, train, evaluate {name}."
+
+
+def typed_values(
+    texts: Sequence[str], *, workload: Workload, types: Mapping[str, str]
+) -> dict[str, Value]:
+    """Returns the values of NAME=VALUE texts; `types` are those of the uploaded pipeline."""
+    declared = {name: _KINDS.get(kind, "string") for name, kind in types.items()}
+    return run_values(texts, workload=workload, declared=declared)
+
+
+def spelt(value: Json) -> str:
+    """Returns a parameter's value as a text: true, not True."""
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 class PipelineClient(ABC):
@@ -194,8 +224,8 @@ class PipelineClient(ABC):
         """Stops a run and its jobs; waits until they have ended, for `stop_seconds`."""
 
     @abstractmethod
-    def put_schedule(self, workload: Workload, wanted: Schedule) -> dict[str, Json]:
-        """Makes a schedule, or replaces the one of its name; returns `Schedule.made`."""
+    def put_schedule(self, workload: Workload, wanted: Schedule) -> Schedule:
+        """Makes a schedule, or replaces the one of its name; returns it as it is then."""
 
     @abstractmethod
     def delete_schedule(self, workload: Workload, name: str) -> None:
@@ -207,46 +237,44 @@ class PipelineClient(ABC):
         Raises:
             PlatformError: If the service refuses, or does not answer for `PATIENCE_SECONDS`.
         """
-        heard = self.clock()
+        return self._await_end(lambda: self.status(run), show=show)
+
+    def _await_end(
+        self,
+        look: Callable[[], RunState],
+        *,
+        show: Callable[[str], None] = lambda line: None,
+        seconds: float = math.inf,
+    ) -> RunState:
+        """Waits until a run has ended, for `seconds` at most."""
+        began = heard = self.clock()
         shown = set[tuple[str, str]]()
         while True:
             try:
-                state = self.status(run)
+                state = look()
+                heard = self.clock()
             except ServiceError as err:
                 # Missing: a run that was just started may not be shown yet.
                 passes = err.kind in ("away", "stale", "missing")
                 if not passes or self.clock() - heard > PATIENCE_SECONDS:
                     raise
             else:
-                heard = self.clock()
                 for step in state.steps:
                     if step.status != "PENDING" and (step.name, step.status) not in shown:
                         shown.add((step.name, step.status))
                         show(str(step))
                 if state.has_ended:
                     return state
+                if heard - began >= seconds:
+                    raise PlatformError(
+                        f"{state.run} is {state.status} after {seconds:.0f} s {state.note}",
+                        fix=f"it was asked to stop; see stoker status {self.target} {state.run}",
+                    )
             self.sleep(poll_seconds(WAIT_SECONDS))
-
-    def _await_end(self, look: Callable[[], RunState]) -> RunState:
-        """Waits until a run that was asked to stop has ended."""
-        deadline = self.clock() + self.stop_seconds
-        while not (state := look()).has_ended:
-            if self.clock() >= deadline:
-                raise PlatformError(
-                    f"{state.run} is {state.status} after {self.stop_seconds:.0f} s {state.note}",
-                    fix=f"it was asked to stop; see stoker status {self.target} {state.run}",
-                )
-            self.sleep(poll_seconds(WAIT_SECONDS))
-        return state
 
     def _not_uploaded(self, name: str) -> UsageError:
         what = f"pipeline {name} is not uploaded"
         return UsageError(what, fix=f"stoker upload {self.target} WORKLOAD")
-
-
-def platform_of(target: str) -> PlatformName:
-    """Returns the platform of the jobs that a target's pipelines start."""
-    return "kubernetes" if target == "kubeflow" else "sagemaker"
 
 
 def checked(workload: Workload, *, target: str) -> Workload:
@@ -268,7 +296,8 @@ def checked(workload: Workload, *, target: str) -> Workload:
         what = f"the pipeline needs the workload's {key}"
         raise UsageError(what, where=f"{where} {key}", fix=f"add {key} to the workload")
     # Whatever platform the file names: the pipeline's steps run on this one.
-    placed = msgspec.structs.replace(workload, platform=platform_of(target))
+    platform: PlatformName = "kubernetes" if target == "kubeflow" else "sagemaker"
+    placed = msgspec.structs.replace(workload, platform=platform)
     refuse_undecidable(placed, catalog_of(placed, is_service_type=is_training_type))
     # Which groups get a channel is known once a plan has them.
     channels = {
@@ -282,7 +311,7 @@ def checked(workload: Workload, *, target: str) -> Workload:
         run_dir=Path("runs"),
         name=workload.name,
     )
-    platform_named(placed.platform, settings=placed).plan(job)
+    platform_named(platform, settings=placed).plan(job)
     return placed
 
 
@@ -294,13 +323,11 @@ class Inputs:
         workload: The workload with the code's address in place of its folder.
         workload_uri: Address of its file.
         uploads: Address to content. Each address has a digest of its content.
-        code: The packed code; None: it is in the image, or was packed by the user.
     """
 
     workload: Workload
     workload_uri: str
     uploads: Mapping[str, bytes]
-    code: SourcePackage | None = None
 
 
 def pack_inputs(workload: Workload, *, folder: Path | None = None) -> Inputs:
@@ -309,25 +336,23 @@ def pack_inputs(workload: Workload, *, folder: Path | None = None) -> Inputs:
     A relative `sagemaker.source` is in `folder`, by default the current one.
     """
     settings = sagemaker_of(workload)
-    inputs_uri = f"{settings.output_uri.rstrip('/')}/stoker/inputs"
-    package = None
     uploads: dict[str, bytes] = {}
+
+    def kept(content: bytes, name: str) -> str:
+        digest = hashlib.sha256(content).hexdigest()[:16]
+        uri = f"{settings.output_uri.rstrip('/')}/stoker/inputs/{digest}/{name}"
+        uploads[uri] = content
+        return uri
+
     if settings.source is not None and not settings.source.startswith("s3://"):
         package = package_of((folder or Path.cwd()) / settings.source)
         check_program(workload.command, package)
         check_requirements(settings, package)
-        code = f"{inputs_uri}/{_digest(package.content)}/code.tar.gz"
-        uploads[code] = package.content
+        code = kept(package.content, "code.tar.gz")
         placed = msgspec.structs.replace(settings, source=code)
         workload = msgspec.structs.replace(workload, sagemaker=placed)
-    content = to_json(workload).encode()
-    uri = f"{inputs_uri}/{_digest(content)}/workload.json"
-    uploads[uri] = content
-    return Inputs(workload=workload, workload_uri=uri, uploads=uploads, code=package)
-
-
-def _digest(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()[:16]
+    uri = kept(to_json(workload).encode(), "workload.json")
+    return Inputs(workload=workload, workload_uri=uri, uploads=uploads)
 
 
 def sagemaker_of(workload: Workload) -> SageMakerSettings:
@@ -366,11 +391,106 @@ def project_pipeline(target: str, *, folder: Path, carried: Sequence[Path] = CAR
     except MissingExtraError:
         raise
     except ImportError as err:
-        missing = (err.name or "").partition(".")[0]
-        fix = f"correct the import, or add the file (docs/{target}.md has an example)"
-        if missing in _EXTRAS:
-            fix = install_command(_EXTRAS[missing])
-        where = f"{root / path} and what it imports"
-        raise UsageError(f"the pipeline cannot be imported: {err}", where=where, fix=fix) from err
+        extra = _EXTRAS.get((err.name or "").partition(".")[0])
+        raise UsageError(
+            f"the pipeline cannot be imported: {err}",
+            where=f"{root / path} and what it imports",
+            fix=install_command(extra)
+            if extra
+            else f"correct the import, or add the file (docs/{target}.md has an example)",
+        ) from err
     finally:
         sys.path.remove(str(root.resolve()))
+
+
+def profile_key(workload: Workload) -> str:
+    """Returns the digest by which a profile is found again: 16 hexadecimal digits."""
+    same = workload.profile.same_cost
+    settings = workload.sagemaker
+    values = values_of(workload.hyperparameters).items()
+    return sha256_of(
+        {
+            "command": list(workload.command),
+            "image": workload.image,
+            # The address of the uploaded code has a digest of its content.
+            "code": settings.source if settings else None,
+            "channels": {name: to_document(each) for name, each in workload.channels.items()},
+            "hyperparameters": {
+                name: value for name, value in values if not is_same_cost(name, same)
+            },
+            "instance_type": workload.todays_type,
+            "instance_count": workload.num_todays_hosts,
+        }
+    )[:16]
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeptProfiles:
+    """The place of a profile that a workload's earlier runs may have kept.
+
+    A run uses it whose command, image, code, data addresses, hyperparameters and today's cluster
+    are the same; hyperparameters that leave a step's cost as it is (`profile.same_cost`) do not
+    count.
+
+    Attributes:
+        days: The longest age of one that is used.
+        read: Returns the kept text; empty without one.
+    """
+
+    days: int
+    read: Callable[[], str]
+    write: Callable[[str], None]
+
+    def find(self, *, now: datetime | None = None) -> Profile | None:
+        """Returns the kept profile; None without one that is young enough and can be read."""
+        with contextlib.suppress(ServiceError, UsageError):
+            text = self.read()
+            profile = read_json(text, Profile) if text else None
+            oldest = (now or datetime.now(UTC)) - timedelta(days=self.days)
+            origin = profile.origin if profile else None
+            if origin and datetime.fromisoformat(origin.measured_at) >= oldest:
+                return profile
+        return None
+
+    def keep(self, profile: Profile) -> None:
+        """Keeps a profile; a run does not fail because it cannot."""
+        with contextlib.suppress(ServiceError):
+            self.write(to_json(profile))
+
+
+def kept_profiles(workload: Workload, *, cluster: ClusterApi | None = None) -> KeptProfiles | None:
+    """Returns where runs keep profiles; None: `cache_days` is 0, or it has no place for them.
+
+    On SageMaker it is the object OUTPUT_URI/stoker/profiles/NAME/KEY.json, on Kubernetes an entry
+    of the ConfigMap stoker-NAME-profile, which has the newest one.
+    """
+    name = workload.name
+    key = profile_key(workload)
+    if workload.platform == "kubernetes":
+        kubernetes = workload.kubernetes_settings
+        days = (kubernetes.kubeflow or KubeflowSettings()).cache_days
+        api = cluster or ClusterApi(namespace=kubernetes.namespace)
+        write = partial(keep_profile, api, name, key)
+        found = KeptProfiles(days=days, read=partial(kept_profile, api, name, key), write=write)
+    elif workload.platform == "sagemaker":
+        settings = sagemaker_of(workload)
+        aws = Aws(region=settings.region)
+        uri = f"{settings.output_uri.rstrip('/')}/stoker/profiles/{name}/{key}.json"
+        write = partial(aws.write_object, uri, kms_key=settings.output_kms_key)
+        found = KeptProfiles(
+            days=settings.cache_days, read=partial(aws.read_text, uri), write=write
+        )
+    else:
+        return None
+    return found if found.days else None
+
+
+def given_profile(workload: Workload, named: str) -> str:
+    """Returns the profile.json that the parameter reuse_profile names, as text.
+
+    On SageMaker it names a folder in S3, or the file; on Kubeflow it is the text itself.
+    """
+    if not named.startswith("s3://"):
+        return named
+    uri = named if named.endswith(".json") else f"{named.rstrip('/')}/profile.json"
+    return Aws(region=workload.sagemaker_region).read_text(uri)

@@ -10,17 +10,15 @@ import secrets
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ContextDecorator
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
-import msgspec
 import yaml
 
-from stoker.catalog import with_short_prices
 from stoker.environment import kubeflow_environment
 from stoker.errors import (
     GateError,
@@ -31,13 +29,19 @@ from stoker.errors import (
     StokerError,
     UsageError,
 )
-from stoker.parameters import Kind, Parameter, parameters_of, run_values
-from stoker.pipelines.base import Compiled, PipelineClient, RunState, RunStep, Schedule, checked
+from stoker.parameters import Value
+from stoker.pipelines.base import (
+    Compiled,
+    PipelineClient,
+    RunState,
+    RunStep,
+    Schedule,
+    typed_values,
+)
 from stoker.platforms.kubernetes.api import ClusterApi
-from stoker.platforms.kubernetes.pods import claim_of
 from stoker.platforms.kubernetes.state import delete_jobs
 from stoker.records import Json, KubeflowSettings, KubernetesSettings, Workload, to_document
-from stoker.records.base import Document, item_at, mapping
+from stoker.records.base import item_at, mapping, text
 
 if TYPE_CHECKING:
     from kfp import Client
@@ -46,26 +50,16 @@ if TYPE_CHECKING:
     from kfp_server_api import V2beta1RecurringRun as RecurringRun
     from kfp_server_api import V2beta1Run
 
-# Parameters of SageMaker's model registry.
-# Kubeflow has no address that every pod can read, so the parameter is the profile itself.
-_REUSE = "Text of a profile.json to use instead of a new profile; empty: profile."
-# The input of the model in use, and where steps have the folder of champions.
-CHAMPION = "champion"
-CHAMPIONS_FOLDER = "/mnt/champions"
-# Later steps get it as an output parameter of the first, where its quotes are escaped.
-MAX_WORKLOAD_BYTES = 16 << 10
-# Some of the service's databases refuse a longer one.
-_MAX_DESCRIPTION = 255
 _RUN_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 # Groups and drivers are Kubeflow's own tasks.
 _OWN_TASK = re.compile(
     r"root|executor|.*driver|.*\(.*|iteration-.*|condition-.*|exit-handler-.*|for-loop-.*"
 )
 _NEWEST = "created_at desc"
-_KINDS: Mapping[str, Kind] = {
-    "NUMBER_INTEGER": "integer",
-    "NUMBER_DOUBLE": "number",
-    "BOOLEAN": "boolean",
+_STATUS_KINDS: Mapping[int, ServiceErrorKind] = {
+    **dict.fromkeys((401, 403), "denied"),
+    **dict.fromkeys((0, 429, 502, 503, 504), "away"),
+    404: "missing",
 }
 _LOGIN = (
     "kubectl create token default-editor -n NAMESPACE --audience pipelines.kubeflow.org > F, and "
@@ -77,110 +71,50 @@ _REACH = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KubeflowRequest:
-    """What pipelines/kubeflow.py builds a pipeline from.
-
-    Attributes:
-        workload: Workload as the steps read it.
-    """
-
-    workload: Workload
-    parameters: tuple[Parameter, ...]
-    settings: KubernetesSettings
-
-    @property
-    def image(self) -> str:
-        assert self.workload.image
-        return self.workload.image
-
-    @property
-    def champions(self) -> tuple[str, str] | None:
-        """Claim and folder of the champions, if they are in a claim."""
-        named = self.settings.champion or ""
-        if named.startswith("pvc://"):
-            return claim_of(named, where="key kubernetes.champion")
-        return None
-
-
-def kubeflow_request(workload: Workload) -> KubeflowRequest:
-    """Returns what the pipeline is built from; raises UsageError if anything is missing."""
-    placed = checked(with_short_prices(workload), target="kubeflow")
-    settings = workload.kubernetes_settings
-    inside = None
-    if workload.kubernetes:
-        # The connections of the user who compiles are not for pods.
-        kept = KubeflowSettings(cache_days=(settings.kubeflow or KubeflowSettings()).cache_days)
-        inside = msgspec.structs.replace(settings, kubeflow=kept, context=None)
-    placed = msgspec.structs.replace(placed, sagemaker=None, kubernetes=inside)
-    where = f"workload {workload.name}"
-    if not settings.champion and any(gate.needs_champion for gate in workload.gate):
-        raise UsageError(
-            "a gate compares with the champion, but no champion is configured",
-            where=f"{where}, key gate",
-            fix="kubernetes.champion: pvc://CLAIM/FOLDER, or registry:GROUP of SageMaker",
-        )
-    size = len(workload_text(placed).encode())
-    if size > MAX_WORKLOAD_BYTES:
-        raise UsageError(
-            f"the workload's document has {size} bytes, at most {MAX_WORKLOAD_BYTES}",
-            where=where,
-            fix="shorten it; a pools file needs only the pools that plans may have",
-        )
-    parameters = []
-    for parameter in parameters_of(placed):
-        if parameter.name == "reuse_profile":
-            parameter = dataclasses.replace(parameter, text=_REUSE)
-        parameters.append(parameter)
-    return KubeflowRequest(workload=placed, parameters=tuple(parameters), settings=settings)
-
-
 def workload_text(workload: Workload) -> str:
     # Not sorted: a script gets its hyperparameters in the workload's order.
     return json.dumps(to_document(workload), separators=(",", ":"))
 
 
-def _spec_of_text(definition: str) -> Json:
-    """Returns a compiled file's documents in one, as versions are compared."""
-    # libyaml's own is ten times as fast; it is not everywhere.
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    # A second document has what only Kubernetes knows: tolerations, volumes, secrets.
-    pipeline, *platforms = yaml.load_all(definition, Loader=loader)
-    return _spec(pipeline, platforms[0] if platforms else {})
-
-
-def _spec_of_version(answer: Json) -> Json:
-    """Returns a version's documents as `_spec_of_text` does; None if it shows none."""
-    # The service wraps them where the file had both; one document it gives as it is.
-    pipeline = mapping(answer, "pipeline_spec") or mapping(answer)
-    return _spec(pipeline, mapping(answer, "platform_spec")) if "root" in pipeline else None
-
-
-def _spec(pipeline: Document, platforms: Document) -> Json:
+def _spec(document: Json) -> Json:
+    """Returns the documents of a version, or of a compiled file, as they are compared."""
+    # The service wraps them where the file had both; one document it gives as it is. The second
+    # has what only Kubernetes knows: tolerations, volumes, secrets.
+    pipeline = mapping(document, "pipeline_spec") or mapping(document)
+    platforms = mapping(document, "platform_spec")
     # Without kfp's version.
     kept = {key: value for key, value in pipeline.items() if key != "sdkVersion"}
-    return _plain({"pipeline": kept, "platforms": platforms})
+    return _plain(json.dumps({"pipeline": kept, "platforms": platforms}))
 
 
-def _plain(value: Json) -> Json:
-    """Makes 3.0 into 3, as protobuf makes whole numbers floats; texts of JSON into objects."""
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    if isinstance(value, str) and value.startswith("{"):
-        # The workload travels as text.
-        with contextlib.suppress(ValueError):
-            document: Json = json.loads(value)
-            return _plain(document)
-    return value
+def _plain(document: str) -> Json:
+    """Parses JSON: 3.0 as 3, as protobuf makes whole numbers floats; texts of JSON as objects."""
+
+    def number(text: str) -> int | float:
+        value = float(text)
+        return int(value) if value.is_integer() else value
+
+    def opened(members: dict[str, Json]) -> dict[str, Json]:
+        for name, value in members.items():
+            # The workload travels as text.
+            if isinstance(value, str) and value.startswith("{"):
+                with contextlib.suppress(ValueError):
+                    members[name] = _plain(value)
+        return members
+
+    found: Json = json.loads(document, parse_float=number, object_hook=opened)
+    return found
 
 
-def _inputs_of(spec: Json) -> Document:
-    """Returns the definitions of the parameters that a run may set, by name."""
-    return mapping(spec, "pipeline", "root", "inputDefinitions", "parameters")
+class ExplainedClient:
+    """kfp's client, with the errors of its calls in stoker's words."""
+
+    def __init__(self, client: "Client", explained: Callable[[str], ContextDecorator]) -> None:
+        self._client = client
+        self._explained = explained
+
+    def __getattr__(self, name: str) -> object:
+        return self._explained(name)(getattr(self._client, name))
 
 
 class KubeflowClient(PipelineClient):
@@ -250,7 +184,7 @@ class KubeflowClient(PipelineClient):
             )
         # An installation of a single user takes none.
         self.namespace = self._named if is_multi_user else None
-        return client
+        return cast("Client", ExplainedClient(client, self._explained))
 
     @contextlib.contextmanager
     def _explained(self, action: str) -> Iterator[None]:
@@ -258,79 +192,70 @@ class KubeflowClient(PipelineClient):
         refused = importlib.import_module("kfp_server_api").ApiException
         from urllib3.exceptions import HTTPError
 
-        kind: ServiceErrorKind = "away"
-        fix = _REACH
         try:
             with warnings.catch_warnings(action="ignore"):
                 with contextlib.redirect_stdout(io.StringIO()):
                     yield
-        except refused as err:
-            status = int(err.status or 0)
-            if status in (401, 403):
-                kind = "denied"
-                fix = _LOGIN
-            elif status == 404:
-                kind = "missing"
-            elif status not in (0, 429, 502, 503, 504):
-                kind = "refused"
-                fix = ""
-            document: Json = None
+        except (refused, HTTPError, OSError) as err:
+            status = int(getattr(err, "status", 0) or 0)
+            kind = _STATUS_KINDS.get(status, "refused")
+            body = getattr(err, "body", "") or str(getattr(err, "reason", None) or err)
             with contextlib.suppress(ValueError):
-                document = json.loads(err.body or "")
-            words = str(item_at(document, "message") or err.body or err.reason)
-            what = f"Kubeflow Pipelines answers {status}: {' '.join(words.split())[:400]}"
+                body = item_at(json.loads(body), "message") or body
+            answer = f"answers {status}" if status else "no answer"
             raise ServiceError(
-                what, where=self._place, fix=fix, code=str(status), action=action, kind=kind
+                f"Kubeflow Pipelines: {answer}: {' '.join(str(body).split())[:400]}",
+                where=self._place,
+                fix={"denied": _LOGIN, "refused": ""}.get(kind, _REACH),
+                code=str(status or ""),
+                action=action,
+                kind=kind,
             ) from err
-        except (HTTPError, OSError) as err:
-            what = f"Kubeflow Pipelines: no answer: {getattr(err, 'reason', None) or err}"
-            raise ServiceError(what, where=self._place, fix=fix, action=action, kind=kind) from err
 
     def _all(self, operation: str, items: str, **query: object) -> "Iterator[V2beta1Run]":
         """Yields the items of all pages of a listing of kfp's client."""
         listing = getattr(self._kfp, operation)
         query |= {"namespace": self.namespace, "page_size": 100}
         while True:
-            with self._explained(operation):
-                answer = listing(**query)
+            answer = listing(**query)
             yield from getattr(answer, items) or ()
             query["page_token"] = answer.next_page_token
             if not query["page_token"]:
                 return
 
-    def _find(self, name: str) -> "tuple[str, Version | None] | None":
-        """Returns a pipeline's id and its latest version; None: there is no pipeline."""
+    def _find(self, name: str) -> "tuple[str, Version | None]":
+        """Returns a pipeline's id and its latest version; empty: there is no pipeline."""
         predicate = {"operation": "EQUALS", "key": "display_name", "string_value": name}
-        found = self._all(
-            "list_pipelines", "pipelines", filter=json.dumps({"predicates": [predicate]})
-        )
-        id = next((pipeline.pipeline_id for pipeline in found), None)
-        if id is None:
-            return None
-        with self._explained("list_pipeline_versions"):
+        named = json.dumps({"predicates": [predicate]})
+        for pipeline in self._all("list_pipelines", "pipelines", filter=named):
+            id = pipeline.pipeline_id
             listed = self._kfp.list_pipeline_versions(id, page_size=1, sort_by=_NEWEST)
-        return id, next(iter(listed.pipeline_versions or ()), None)
+            return id, next(iter(listed.pipeline_versions or ()), None)
+        return "", None
 
     def _uploaded(self, name: str) -> "tuple[str, Version]":
-        id, version = self._find(name) or ("", None)
+        id, version = self._find(name)
         if version is None:
             raise self._not_uploaded(name)
         return id, version
 
     def compared(self, compiled: Compiled) -> tuple[Json, Json]:
-        wanted = _spec_of_text(compiled.definition)
-        _, version = self._find(compiled.name) or ("", None)
-        return (_spec_of_version(version.pipeline_spec) if version else None), wanted
+        # libyaml's own loader is ten times as fast; it is not everywhere.
+        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+        documents = yaml.load_all(compiled.definition, Loader=loader)
+        wanted = dict(zip(("pipeline_spec", "platform_spec"), documents, strict=False))
+        _, version = self._find(compiled.name)
+        return (_spec(version.pipeline_spec) if version else None), _spec(wanted)
 
     def upload(self, compiled: Compiled, *, is_changed: bool) -> dict[str, Json]:
         name = compiled.name
-        found = self._find(name)
-        about = compiled.description[:_MAX_DESCRIPTION]
+        about = compiled.description
+        found, _ = self._find(name)
         action = "unchanged"
-        with tempfile.TemporaryDirectory() as folder, self._explained("upload_pipeline"):
+        with tempfile.TemporaryDirectory() as folder:
             file = Path(folder, "pipeline.yaml")
             file.write_text(compiled.definition, encoding="utf-8")
-            if found is None:
+            if not found:
                 action = "created"
                 self._kfp.upload_pipeline(str(file), name, about, self.namespace)
             elif is_changed:
@@ -338,7 +263,7 @@ class KubeflowClient(PipelineClient):
                 # The service takes a version's name once.
                 now = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
                 self._kfp.upload_pipeline_version(
-                    str(file), f"{name}-{now}", pipeline_id=found[0], description=about
+                    str(file), f"{name}-{now}", pipeline_id=found, description=about
                 )
         id, version = self._uploaded(name)
         page = self._page(f"pipelines/details/{id}/version/{version.pipeline_version_id}")
@@ -348,25 +273,23 @@ class KubeflowClient(PipelineClient):
         id, version = self._uploaded(workload.name)
         values = _values(parameters, workload, version)
         experiment = self._experiment(workload)
-        with self._explained("run_pipeline"):
-            run = self._kfp.run_pipeline(
-                experiment,
-                f"{workload.name} {time.strftime('%Y-%m-%d %H:%M:%S')}",
-                params=values,
-                pipeline_id=id,
-                version_id=version.pipeline_version_id,
-                service_account=self._settings.service_account,
-            )
+        run = self._kfp.run_pipeline(
+            experiment,
+            f"{workload.name} {time.strftime('%Y-%m-%d %H:%M:%S')}",
+            params=values,
+            pipeline_id=id,
+            version_id=version.pipeline_version_id,
+            service_account=self._settings.service_account,
+        )
         return self._run(run)
 
     def _experiment(self, workload: Workload) -> str:
         name = self._settings.experiment or workload.name
-        with self._explained("create_experiment"):
-            # One that is there is returned.
-            experiment = self._kfp.create_experiment(name, namespace=self.namespace)
+        # One that is there is returned.
+        experiment = self._kfp.create_experiment(name, namespace=self.namespace)
         return str(experiment.experiment_id)
 
-    def put_schedule(self, workload: Workload, wanted: Schedule) -> dict[str, Json]:
+    def put_schedule(self, workload: Workload, wanted: Schedule) -> Schedule:
         if wanted.time_zone != "UTC":
             raise UsageError(
                 f"Kubeflow's scheduler knows UTC alone, not {wanted.time_zone}",
@@ -378,24 +301,23 @@ class KubeflowClient(PipelineClient):
         earlier = self._recurring_runs(id, wanted.name)
         is_on = all(run.status != "DISABLED" for run in earlier[:1])
         experiment = self._experiment(workload)
-        with self._explained("create_recurring_run"):
-            self._kfp.create_recurring_run(
-                experiment,
-                wanted.name,
-                description="made by stoker",
-                cron_expression=wanted.cron,
-                max_concurrency=1,
-                no_catchup=True,
-                params=values,
-                pipeline_id=id,
-                # Without one the service takes the latest; the client insists on a text.
-                version_id="",
-                enabled=is_on,
-                service_account=self._settings.service_account,
-            )
+        self._kfp.create_recurring_run(
+            experiment,
+            wanted.name,
+            description="made by stoker",
+            cron_expression=wanted.expression,
+            max_concurrency=1,
+            no_catchup=True,
+            params=values,
+            pipeline_id=id,
+            # Without one the service takes the latest; the client insists on a text.
+            version_id="",
+            enabled=is_on,
+            service_account=self._settings.service_account,
+        )
         # Only now, so that no start is missed.
         self._delete(earlier)
-        return wanted.made(is_new=not earlier, is_on=is_on)
+        return wanted.made(earlier, is_on=is_on)
 
     def delete_schedule(self, workload: Workload, name: str) -> None:
         there = self._recurring_runs(self._uploaded(workload.name)[0], name)
@@ -405,8 +327,7 @@ class KubeflowClient(PipelineClient):
 
     def _delete(self, recurring_runs: "Sequence[RecurringRun]") -> None:
         for run in recurring_runs:
-            with self._explained("delete_recurring_run"):
-                self._kfp.delete_recurring_run(run.recurring_run_id)
+            self._kfp.delete_recurring_run(run.recurring_run_id)
 
     def _recurring_runs(self, pipeline_id: str, name: str) -> "list[RecurringRun]":
         """Returns the pipeline's recurring runs of a name, the newest first."""
@@ -419,14 +340,11 @@ class KubeflowClient(PipelineClient):
     def status(self, run: str) -> RunState:
         """Returns the run of an id, of its page's address, or the newest of a pipeline."""
         if named := _RUN_ID.search(run.lower()):
-            client = self._kfp
-            with self._explained("get_run"):
-                found = client.get_run(named[0])
-            return self._run(found)
-        if pipeline := self._find(run):
-            for item in self._all("list_runs", "runs", sort_by=_NEWEST):
-                if _pipeline_of(item) == pipeline[0]:
-                    return self.status(item.run_id)
+            return self._run(self._kfp.get_run(named[0]))
+        pipeline, _ = self._find(run)
+        for item in self._all("list_runs", "runs", sort_by=_NEWEST) if pipeline else ():
+            if _pipeline_of(item) == pipeline:
+                return self.status(item.run_id)
         raise UsageError(
             f"pipeline run {run} not found",
             where=self._place,
@@ -436,13 +354,7 @@ class KubeflowClient(PipelineClient):
     def stop(self, run: str) -> RunState:
         state = self.status(run)
         if not state.has_ended:
-            try:
-                with self._explained("terminate_run"):
-                    self._kfp.terminate_run(state.run)
-            except ServiceError:
-                # It may have ended by now.
-                if not self.status(state.run).has_ended:
-                    raise
+            self._kfp.terminate_run(state.run)
         # Kubeflow ends a run's own pods, and no job. Also if the run had ended: its last step may
         # have been unable to delete them.
         namespace = self._named or "kubeflow"
@@ -452,7 +364,7 @@ class KubeflowClient(PipelineClient):
             note = f"deleted in namespace {namespace}: {deleted}"
         except StokerError as err:
             note = f"its jobs are left to the run's own last step: {err.what}"
-        ended = self._await_end(lambda: self.status(state.run))
+        ended = self._await_end(lambda: self.status(state.run), seconds=self.stop_seconds)
         return dataclasses.replace(ended, note=note)
 
     def _run(self, run: "V2beta1Run") -> RunState:
@@ -500,16 +412,12 @@ def _step(task: "Task") -> RunStep:
     )
 
 
-def _values(
-    parameters: Sequence[str], workload: Workload, version: "Version"
-) -> dict[str, str | int | float | bool]:
+def _values(parameters: Sequence[str], workload: Workload, version: "Version") -> dict[str, Value]:
     """Returns the values of NAME=VALUE texts with their JSON types: the service refuses others."""
-    inputs = _inputs_of(_spec_of_version(version.pipeline_spec))
-    declared = {
-        name: _KINDS.get(str(item_at(each, "parameterType")), "string")
-        for name, each in inputs.items()
-    }
-    values = run_values(parameters, workload=workload, declared=declared)
+    spec = _spec(version.pipeline_spec)
+    inputs = mapping(spec, "pipeline", "root", "inputDefinitions", "parameters")
+    types = {name: text(each, "parameterType") for name, each in inputs.items()}
+    values = typed_values(parameters, workload=workload, types=types)
     profile = str(values.get("reuse_profile") or "")
     if profile and not profile.lstrip().startswith("{"):
         file = Path(profile)

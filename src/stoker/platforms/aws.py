@@ -203,6 +203,9 @@ class Aws:
         with self.open_object(uri) as content:
             return content.read()
 
+    def read_text(self, uri: str) -> str:
+        return self.read_object(uri).decode(errors="replace")
+
     @contextlib.contextmanager
     def open_object(self, uri: str) -> Iterator[IO[bytes]]:
         """Opens an object as a stream; raises ServiceError, also if the stream breaks off."""
@@ -211,7 +214,7 @@ class Aws:
             yield body
 
     def write_object(
-        self, uri: str, content: bytes | IO[bytes], *, kms_key: str | None = None, **more: str
+        self, uri: str, content: bytes | str, *, kms_key: str | None = None, **more: str
     ) -> None:
         """Writes an object, encrypted with the given key or the bucket's."""
         if kms_key:
@@ -233,16 +236,10 @@ class Aws:
         self._s3("DeleteObject", uri)
 
     def has_object(self, uri: str) -> bool:
-        return self.modified_at(uri) is not None
-
-    def modified_at(self, uri: str) -> datetime | None:
-        """Returns when an object was written; None if it is missing."""
-        with Suppressed("missing"):
-            # Under the right to read it; the content is not read.
-            answer = self._s3("GetObject", uri)
-            cast("IO[bytes]", answer["Body"]).close()
-            return cast(datetime, answer["LastModified"])
-        return None
+        # Under the right to read it; the content is not read.
+        with Suppressed("missing"), self.open_object(uri):
+            return True
+        return False
 
 
 @functools.cache

@@ -2,7 +2,7 @@
 
 To add a key: a field in `Workload`, the last class, or in the class of its section, with its text
 under Attributes; a check that needs more than its type belongs into `workload_file`; whether a
-profile is measured again if it changes stands in `stoker.pipelines.profiles`; then `make docs`.
+profile is measured again if it changes stands in `stoker.pipelines.base`; then `make docs`.
 """
 
 import hashlib

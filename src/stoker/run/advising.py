@@ -14,7 +14,7 @@ from stoker.catalog import Catalog, catalog_of, load_catalog
 from stoker.decide import DecisionInputs, TakeAs, decide, explain, with_profiled
 from stoker.environment import pipeline_run
 from stoker.errors import PlatformError, UsageError
-from stoker.pipelines.profiles import given_profile, kept_profiles
+from stoker.pipelines.base import given_profile, kept_profiles
 from stoker.platforms import platform_named
 from stoker.platforms.aws import Aws, is_training_type
 from stoker.platforms.sagemaker.submit import find_job

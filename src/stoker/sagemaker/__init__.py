@@ -20,19 +20,28 @@ import dataclasses
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
+
+from stoker.catalog import with_short_prices
 from stoker.errors import UsageError
 from stoker.evaluate import metadata_names
-from stoker.parameters import Parameter
-from stoker.pipelines.base import Compiled, project_pipeline
-from stoker.pipelines.sagemaker import PipelineRequest, pipeline_request
-from stoker.pipelines.sagemaker import upload_inputs as upload_missing
-from stoker.platforms.aws import Aws, tag_list
+from stoker.parameters import Parameter, main_channel, parameters_of
+from stoker.pipelines.base import (
+    Compiled,
+    Inputs,
+    checked,
+    pack_inputs,
+    project_pipeline,
+    sagemaker_of,
+)
+from stoker.platforms.aws import tag_list
 from stoker.platforms.base import MAX_PLANS
 from stoker.platforms.sagemaker.job import MARGIN_SECONDS
+from stoker.platforms.sagemaker.request import file_system
 from stoker.platforms.sagemaker.submit import MAX_NAME_LENGTH
 from stoker.records import Json, SageMakerSettings, Workload, nearest
 from stoker.records.platforms import NAME_END
@@ -58,6 +67,7 @@ from stoker.sagemaker.steps import (
     offline,
     text,
     value_in,
+    without_none,
 )
 from stoker.units import duration
 
@@ -71,8 +81,6 @@ _SMALL_STEP_SECONDS = 3600
 _MAX_STEP_SECONDS = 9 * 86400
 # Less an execution's id, and what a further attempt's job has at its end.
 _MAX_BRANCHED_NAME = MAX_NAME_LENGTH - len(f"{NAME_END}123456789012-profile-2")
-# Of a pipeline's description, by the service's model.
-_MAX_DESCRIPTION = 3072
 _BRANCH = re.compile(r"[a-zA-Z0-9](-?[a-zA-Z0-9])*")
 _KINDS = {"integer": (ParameterInteger, int), "number": (ParameterFloat, float)}
 
@@ -82,14 +90,16 @@ class SageMakerPipelineRun:
     """A run of a pipeline: its workload, and the pipeline's parameters.
 
     Attributes:
-        request: What the pipeline is compiled from.
+        inputs: What the steps read, with the workload as the first one reads it.
+        declared: The parameters of a run.
         parameters: Parameters of the pipeline by name, with the workload's values.
         session: Session of the SDK. None: the SDK makes one.
         suffix: End of the names of steps, job and folder, for a second training of one pipeline.
     """
 
-    request: PipelineRequest
-    parameters: Mapping[str, PipelineVariable] = field(default_factory=dict)
+    inputs: Inputs
+    declared: tuple[Parameter, ...]
+    parameters: Mapping[str, PipelineVariable]
     session: object = None
     suffix: str = ""
 
@@ -107,9 +117,17 @@ class SageMakerPipelineRun:
         Raises:
             UsageError: If the workload lacks what the steps need.
         """
-        request = pipeline_request(workload, folder=folder)
-        parameters = {each.name: _variable(each) for each in request.parameters}
-        return cls(request=request, parameters=parameters, session=session)
+        # Another schedule does not make another pipeline.
+        settings = msgspec.structs.replace(sagemaker_of(workload), schedule=None)
+        placed = checked(with_short_prices(workload), target="sagemaker")
+        inputs = pack_inputs(msgspec.structs.replace(placed, sagemaker=settings), folder=folder)
+        declared = parameters_of(inputs.workload)
+        main = main_channel(workload)
+        if main and file_system(workload.channels[main].uri):
+            # It has an id and a folder, and no address that one value could replace.
+            declared = tuple(each for each in declared if each.name != "input_data")
+        variables = {each.name: _variable(each) for each in declared}
+        return cls(inputs=inputs, declared=declared, parameters=variables, session=session)
 
     def branch(self, suffix: str) -> "SageMakerPipelineRun":
         """Returns the run for another training, whose steps, job and folder end in `suffix`.
@@ -133,12 +151,12 @@ class SageMakerPipelineRun:
     @property
     def workload(self) -> Workload:
         """The workload, with the address of its code instead of the folder."""
-        return self.request.workload
+        return self.inputs.workload
 
     @property
     def workload_uri(self) -> str:
         """Address of the uploaded workload, without the values of a run's parameters."""
-        return self.request.inputs.workload_uri
+        return self.inputs.workload_uri
 
     @property
     def settings(self) -> SageMakerSettings:
@@ -196,7 +214,6 @@ class SageMakerPipelineRun:
         role: str | None = None,
         instance_type: str | None = None,
         follows_job: bool = False,
-        description: str = "",
     ) -> RequestStep:
         """Makes a processing step on a small host, as `sagemaker.control` says.
 
@@ -212,27 +229,40 @@ class SageMakerPipelineRun:
             image: Default: `run.image`.
             role, instance_type: Default: as in `sagemaker.control`.
             follows_job: Whether it starts and follows a job, for as long as that may last.
-            description: One sentence for the console.
         """
         settings = self.settings
         control = settings.control
-        addresses = {each: self.uri(each) for each in outputs}
-        if isinstance(outputs, Mapping):
-            addresses = dict(outputs)
+        given = outputs if isinstance(outputs, Mapping) else {}
+        addresses = {each: given.get(each) or self.uri(each) for each in outputs}
         request: StepRequest = {
             "AppSpecification": {
                 "ImageUri": image or self.image,
                 "ContainerEntrypoint": command.split()[:1],
                 "ContainerArguments": [*command.split()[1:], *words] or None,
             },
-            "Environment": self._environment(),
-            "NetworkConfig": _network(settings),
+            "Environment": {
+                "STOKER_PIPELINE_RUN": self.job_name,
+                "STOKER_PIPELINE_EXECUTION": EXECUTION_ARN,
+                # A container gets its region, but not in the variable that boto3 reads.
+                "AWS_DEFAULT_REGION": settings.region,
+            },
+            "NetworkConfig": {"EnableNetworkIsolation": False, "VpcConfig": settings.vpc}
+            if settings.vpc
+            else None,
             "ProcessingInputs": [_input(key, uri) for key, uri in (inputs or {}).items()],
             "ProcessingOutputConfig": {
                 "KmsKeyId": settings.output_kms_key,
                 "Outputs": [_output(key, uri) for key, uri in addresses.items()],
             },
-            "ProcessingResources": _one_host(settings, instance_type or control.instance_type),
+            "ProcessingResources": {
+                "ClusterConfig": {
+                    "InstanceCount": 1,
+                    "InstanceType": instance_type or control.instance_type,
+                    # SageMaker's own default.
+                    "VolumeSizeInGB": 30,
+                    "VolumeKmsKeyId": settings.volume_kms_key,
+                }
+            },
             "RoleArn": role or control.role or settings.role,
             "StoppingCondition": {
                 "MaxRuntimeInSeconds": _longest(self) if follows_job else _SMALL_STEP_SECONDS
@@ -244,7 +274,6 @@ class SageMakerPipelineRun:
             "Processing",
             request,
             display_name=name,
-            description=description,
             outputs=addresses,
             depends_on=depends_on,
             property_files=[_property_file(*named) for named in (values or {}).items()],
@@ -316,17 +345,6 @@ class SageMakerPipelineRun:
             depends_on=depends_on,
         )
 
-    def _environment(self) -> StepRequest:
-        """Returns the variables of a step's container."""
-        variables: StepRequest = {
-            "STOKER_PIPELINE_RUN": self.job_name,
-            "STOKER_PIPELINE_EXECUTION": EXECUTION_ARN,
-        }
-        if self.settings.region:
-            # SageMaker gives a container its region, but not in the variable that boto3 reads.
-            variables["AWS_DEFAULT_REGION"] = self.settings.region
-        return variables
-
 
 def _variable(parameter: Parameter) -> PipelineVariable:
     kind, of = _KINDS.get(parameter.kind, (ParameterString, str))
@@ -336,24 +354,6 @@ def _variable(parameter: Parameter) -> PipelineVariable:
     value = str(default).lower() if isinstance(default, bool) else of(default)
     variable: PipelineVariable = kind(name=parameter.name, default_value=value, **more)
     return variable
-
-
-def _network(settings: SageMakerSettings) -> StepRequest | None:
-    """Returns the network of a step's container; None: no VPC, and the internet is there."""
-    if not settings.vpc:
-        return None
-    return {"EnableNetworkIsolation": False, "VpcConfig": settings.vpc}
-
-
-def _one_host(settings: SageMakerSettings, instance_type: str) -> StepRequest:
-    cluster = {
-        "InstanceCount": 1,
-        "InstanceType": instance_type,
-        # SageMaker's own default.
-        "VolumeSizeInGB": 30,
-        "VolumeKmsKeyId": settings.volume_kms_key,
-    }
-    return {"ClusterConfig": cluster}
 
 
 def _input(name: str, uri: Text) -> StepRequest:
@@ -392,18 +392,6 @@ def _longest(run: SageMakerPipelineRun) -> int:
     return allowed
 
 
-def upload_inputs(run: SageMakerPipelineRun, *, aws: Aws | None = None) -> tuple[str, ...]:
-    """Uploads the workload and its code for the steps; returns the addresses that were missing.
-
-    `stoker upload` does this, too. Addresses contain a digest of the content.
-
-    Raises:
-        PlatformError: If S3 refuses.
-    """
-    account = aws or Aws(region=run.settings.region)
-    return tuple(upload_missing(run.request.inputs.uploads, run.settings, aws=account))
-
-
 def compile_pipeline(workload: Workload, *, folder: Path | None = None) -> Compiled:
     """Compiles the workload's pipeline: reproducible, without network.
 
@@ -417,15 +405,11 @@ def compile_pipeline(workload: Workload, *, folder: Path | None = None) -> Compi
     clients = SimpleNamespace(client=lambda service: None)
     session = SimpleNamespace(boto_session=clients, local_mode=False)
     run = SageMakerPipelineRun.of(workload, folder=here, session=session)
-    definition = definition_of(project_pipeline("sagemaker", folder=here).build(run))
-    request = run.request
     return Compiled(
-        name=request.workload.name,
-        description=_describe(request.workload, request.parameters),
-        definition=definition,
-        parameters=request.parameters,
-        uploads=request.inputs.uploads,
-        code=request.inputs.code,
+        name=run.name,
+        definition=definition_of(project_pipeline("sagemaker", folder=here).build(run)),
+        parameters=run.declared,
+        uploads=run.inputs.uploads,
     )
 
 
@@ -433,26 +417,8 @@ def definition_of(pipeline: Pipeline) -> str:
     """Returns a pipeline of the SDK as JSON with sorted keys."""
     with offline():
         document: Json = json.loads(pipeline.definition())
-    return json.dumps(_without_null(document), indent=1, sort_keys=True) + "\n"
-
-
-def _without_null(value: Json) -> Json:
-    """Returns a document without null: the SDK writes it for unused parts, such as MLflow."""
-    if isinstance(value, Mapping):
-        return {key: _without_null(each) for key, each in value.items() if each is not None}
-    if isinstance(value, list):
-        return [_without_null(each) for each in value]
-    return value
-
-
-def _describe(workload: Workload, parameters: Sequence[Parameter]) -> str:
-    """Returns the pipeline's description: one line, for the service refuses line breaks in it."""
-    texts = " ".join(f"{p.name}: {p.text}" for p in parameters)
-    whole = f"stoker: profile, decide, train, evaluate {workload.name}. Parameters: {texts}"
-    # Cut, and not refused: it only explains.
-    if len(whole) <= _MAX_DESCRIPTION:
-        return whole
-    return whole[: _MAX_DESCRIPTION - 3] + "..."
+    # The SDK writes null for unused parts, such as MLflow.
+    return json.dumps(without_none(document), indent=1, sort_keys=True) + "\n"
 
 
 # The name is stoker.kubeflow's, too; inside stoker each class name occurs once.
@@ -472,7 +438,6 @@ __all__ = [
     "ParameterInteger",
     "ParameterString",
     "Pipeline",
-    "PipelineRequest",
     "PipelineRun",
     "PipelineVariable",
     "RequestStep",
@@ -481,6 +446,5 @@ __all__ = [
     "Text",
     "TriggerCondition",
     "text",
-    "upload_inputs",
     "value_in",
 ]

@@ -8,12 +8,14 @@ of the SDK, too: a pipeline may have both kinds.
 
 import contextlib
 import gc
+import json
 import logging
 import os
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal, Protocol
+from itertools import groupby
+from typing import Literal, Protocol, cast
 
 from stoker.errors import MissingExtraError
 
@@ -144,7 +146,7 @@ class RequestStep(ConfigurableRetryStep):  # type: ignore[misc]
         enum = StepTypeEnum(kind)
         super().__init__(name, enum, display_name, description, waits, retries)
         self.outputs: dict[str, Text] = dict(outputs or {})
-        self._request = _without_absent(request)
+        self._request = cast(StepRequest, without_none(request))
         self.property_files = list(property_files)
         self._properties = Properties(step_name=name, step=self, shape_name=_SHAPES[kind])
 
@@ -202,14 +204,17 @@ def text(*parts: Text | int | float) -> Text:
     values: list[Text] = []
     for part in parts:
         # Flat: AWS does not document a join inside a join.
-        for piece in part.values if isinstance(part, Join) else (_word(part),):
-            before = values[-1] if values else None
-            if isinstance(piece, str) and isinstance(before, str):
-                values[-1] = before + piece
-            else:
-                values.append(piece)
-    joined: Text = values[0] if len(values) == 1 else Join(on="", values=values)
+        values += part.values if isinstance(part, Join) else [_word(part)]
+    merged: list[Text] = []
+    for is_text, group in groupby(values, key=lambda value: isinstance(value, str)):
+        pieces = list(group)
+        merged += ["".join(map(str, pieces))] if is_text else pieces
+    joined: Text = merged[0] if len(merged) == 1 else Join(on="", values=merged)
     return joined
+
+
+def _word(part: Text | int | float) -> Text:
+    return json.dumps(part) if isinstance(part, int | float) else part
 
 
 def value_in(step: RequestStep, path: str, *, file: str = "") -> PipelineVariable:
@@ -225,24 +230,12 @@ def value_in(step: RequestStep, path: str, *, file: str = "") -> PipelineVariabl
     return value
 
 
-def _word(part: Text | int | float) -> Text:
-    if isinstance(part, bool):
-        return str(part).lower()
-    if isinstance(part, int | float):
-        return str(part)
-    return part
-
-
-def _without_absent(request: Mapping[str, object]) -> StepRequest:
-    """Returns the request without the keys whose value is None, at any depth."""
-    return {key: _plain(value) for key, value in request.items() if value is not None}
-
-
-def _plain(value: object) -> object:
+def without_none(value: object) -> object:
+    """Returns a document without the keys whose value is None, at any depth."""
     if isinstance(value, Mapping):
-        return _without_absent(value)
+        return {key: without_none(each) for key, each in value.items() if each is not None}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [without_none(each) for each in value]
     return value
 
 
@@ -270,4 +263,5 @@ __all__ = [
     "offline",
     "text",
     "value_in",
+    "without_none",
 ]

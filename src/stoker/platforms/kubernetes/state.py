@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from stoker.errors import PlatformError
-from stoker.logs import now_utc
 from stoker.platforms.kubernetes.api import (
     CONFIG_MAPS,
     JOBSETS,
@@ -189,18 +188,16 @@ def delete_jobs(cluster: ClusterApi, run_id: str, *, workload: str = "") -> list
     return deleted
 
 
-def kept_profile(cluster: ClusterApi, workload: str, key: str) -> tuple[str, str]:
-    """Returns the profile that was kept under a key, as JSON, and when; empty texts: none."""
+def kept_profile(cluster: ClusterApi, workload: str, key: str) -> str:
+    """Returns the profile that was kept under a key, as JSON; empty: none."""
     kept = mapping(cluster.find(CONFIG_MAPS, _profile_name(workload)), "data")
-    if text(kept, "key") != key:
-        return "", ""
-    return text(kept, "record"), text(kept, "when")
+    return text(kept, "record") if text(kept, "key") == key else ""
 
 
 def keep_profile(cluster: ClusterApi, workload: str, key: str, record: str) -> None:
     """Keeps a workload's newest profile, in place of the one before."""
     name = _profile_name(workload)
-    data: Json = {"key": key, "when": now_utc(), "record": record}
+    data: Json = {"key": key, "record": record}
     metadata: Json = {"name": name, "labels": {MANAGED_BY_LABEL: "stoker"}}
     with Suppressed("taken"):
         cluster.create(
