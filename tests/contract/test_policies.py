@@ -166,7 +166,14 @@ def calls_of_the_sources() -> dict[str, str]:
     for file in sorted(SOURCES.rglob("*.py")):
         if {"kubeflow", "kubernetes"} & set(file.parts):
             continue  # clients of other services, with calls of the same form
-        for node in ast.walk(ast.parse(file.read_text())):
+        tree = ast.parse(file.read_text())
+        # Operations that a comprehension goes through.
+        loops = {
+            ast.unparse(each.target): [text for item in each.iter.elts for text in _texts(item)]
+            for each in ast.walk(tree)
+            if isinstance(each, ast.comprehension) and isinstance(each.iter, ast.Tuple)
+        }
+        for node in ast.walk(tree):
             if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
                 continue
             where = f"{file.relative_to(ROOT)}:{node.lineno}"
@@ -175,7 +182,7 @@ def calls_of_the_sources() -> dict[str, str]:
             words = [arg.value for arg in node.args if isinstance(arg, ast.Constant)]
             is_call = node.func.attr in ("call", "pages", "find") and len(node.args) >= 2
             if is_call and isinstance(words[0] if words else None, str):
-                operations = _texts(node.args[1])
+                operations = _texts(node.args[1]) or loops.get(ast.unparse(node.args[1]), [])
                 assert operations, f"{where}: the operation is not to be read from the source"
                 if not operations[0][:1].isupper():
                     continue  # of another service's client: AWS's operations are CamelCase

@@ -250,24 +250,22 @@ class KubeflowClient(PipelineClient):
     def upload(self, compiled: Compiled, *, is_changed: bool) -> dict[str, Json]:
         name = compiled.name
         about = compiled.description
-        found, _ = self._find(name)
+        id, _ = self._find(name)
         action = "unchanged"
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder, "pipeline.yaml")
             file.write_text(compiled.definition, encoding="utf-8")
-            if not found:
+            if not id:
                 action = "created"
-                self._kfp.upload_pipeline(str(file), name, about, self.namespace)
+                id = self._kfp.upload_pipeline(str(file), name, about, self.namespace).pipeline_id
             elif is_changed:
                 action = "updated"
                 # The service takes a version's name once.
                 now = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
                 self._kfp.upload_pipeline_version(
-                    str(file), f"{name}-{now}", pipeline_id=found, description=about
+                    str(file), f"{name}-{now}", pipeline_id=id, description=about
                 )
-        id, version = self._uploaded(name)
-        page = self._page(f"pipelines/details/{id}/version/{version.pipeline_version_id}")
-        return {"version": version.display_name, "action": action, "id": id, "url": page}
+        return {"action": action, "id": id}
 
     def start(self, workload: Workload, parameters: Sequence[str]) -> RunState:
         id, version = self._uploaded(workload.name)
@@ -378,19 +376,17 @@ class KubeflowClient(PipelineClient):
         code = GateError.exit_code if is_gate else PlatformError.exit_code
         if state == "SUCCEEDED":
             code = 0
+        # People copy what the browser shows.
+        home = (self._settings.host or "").partition("#")[0].rstrip("/")
         return RunState(
             run=run.run_id,
             status=state,
             has_ended=has_ended,
             exit_code=code if has_ended else None,
-            url=self._page(f"runs/details/{run.run_id}"),
+            url=f"{home}/#/runs/details/{run.run_id}" if home else "",
             reason=next((error.message for error in errors if error), ""),
             steps=tuple(steps),
         )
-
-    def _page(self, path: str) -> str:
-        home = (self._settings.host or "").partition("#")[0].rstrip("/")
-        return f"{home}/#/{path}" if home else ""
 
 
 def _pipeline_of(run: "V2beta1Run | RecurringRun") -> str:

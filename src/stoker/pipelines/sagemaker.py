@@ -3,8 +3,6 @@
 import dataclasses
 import json
 import re
-import secrets
-import time
 from collections.abc import Sequence
 from datetime import datetime
 
@@ -67,26 +65,19 @@ class SageMakerClient(PipelineClient):
         request = self._request(compiled)
         assert settings
         # Before the definition: a run that a schedule starts in between finds them.
-        missing = [uri for uri in sorted(compiled.uploads) if not aws.has_object(uri)]
-        for uri in missing:
-            aws.write_object(uri, compiled.uploads[uri], kms_key=settings.output_kms_key)
+        for uri, content in compiled.uploads.items():
+            if not aws.has_object(uri):
+                aws.write_object(uri, content, kms_key=settings.output_kms_key)
         pipeline = self._find(compiled.name)
         action = "unchanged"
         if pipeline is None:
             action = "created"
-            request |= {"Tags": tag_list(settings.tags)}
-            request["ClientRequestToken"] = secrets.token_hex(16)
-            pipeline = aws.call("sagemaker", "CreatePipeline", **request)
+            tags = tag_list(settings.tags)
+            pipeline = aws.call("sagemaker", "CreatePipeline", **request, Tags=tags)
         elif is_changed:
             action = "updated"
             pipeline = aws.call("sagemaker", "UpdatePipeline", **request)
-        return {
-            "action": action,
-            "id": pipeline["PipelineArn"],
-            "version": text(pipeline, "PipelineVersionId") if is_changed else "",
-            "url": "",
-            "inputs": [*missing],
-        }
+        return {"action": action, "id": pipeline["PipelineArn"]}
 
     def _request(self, compiled: Compiled) -> dict[str, Json]:
         return {
@@ -107,9 +98,7 @@ class SageMakerClient(PipelineClient):
             "sagemaker",
             "StartPipelineExecution",
             PipelineName=name,
-            PipelineExecutionDisplayName=f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"[:82],
             PipelineParameters=_values(parameters, workload, self._uploaded(workload)),
-            ClientRequestToken=secrets.token_hex(16),
         )
         run = f"{name}/{text(answer, 'PipelineExecutionArn').rpartition('/')[2]}"
         return RunState(run=run, status="Starting", has_ended=False, exit_code=None)
@@ -137,7 +126,6 @@ class SageMakerClient(PipelineClient):
             "ScheduleExpression": wanted.expression,
             "ScheduleExpressionTimezone": wanted.time_zone,
             "Target": target,
-            "ClientToken": secrets.token_hex(16),
         }
         self._aws.call(
             "scheduler", "CreateSchedule" if there is None else "UpdateSchedule", **request
@@ -203,9 +191,7 @@ class SageMakerClient(PipelineClient):
         try:
             arn = self._arn(run)
             if not self._state(arn).has_ended:
-                token = secrets.token_hex(16)
-                asked = {"PipelineExecutionArn": arn, "ClientRequestToken": token}
-                self._aws.call("sagemaker", "StopPipelineExecution", **asked)
+                self._aws.call("sagemaker", "StopPipelineExecution", PipelineExecutionArn=arn)
             return self._await_end(lambda: self._stopped(arn), seconds=self.stop_seconds)
         except ServiceError as err:
             err.fix += f"; it may still run, and is billed: stoker stop sagemaker {run}"

@@ -3,7 +3,6 @@
 `request` plans without asking AWS, `submit` sends the plan, `job` follows the job.
 """
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Self
 
@@ -13,7 +12,13 @@ from stoker.platforms.aws import Aws
 from stoker.platforms.base import JobSpec, Platform
 from stoker.platforms.sagemaker.job import SageMakerRun
 from stoker.platforms.sagemaker.request import SageMakerRequest, plan_request
-from stoker.platforms.sagemaker.submit import Rename, own_job, packed_code, sha256, start
+from stoker.platforms.sagemaker.submit import (
+    find_job,
+    own_job,
+    packed_code,
+    sha256,
+    start,
+)
 from stoker.records import Json, PlatformSettings
 
 __all__ = ["SageMakerPlatform", "SageMakerRequest"]
@@ -59,28 +64,23 @@ class SageMakerPlatform(Platform[SageMakerRequest]):
         If the name belongs to a failed or different job, the run is called NAME-2 and so on.
         """
         log = Log(run=request.job.name, host="sagemaker")
-        rename = self._renamed(request)
 
         def tell(err: ServiceError) -> None:
             log.event(EventName.CALL_REPEATED, action=err.action, why=err.what, fix=err.fix)
 
-        started = self._aws.repeated(
-            lambda: start(self._aws, request, rename=rename, log=log), tell=tell
-        )
+        started = self._aws.repeated(lambda: start(self._aws, request, log=log), tell=tell)
         return SageMakerRun(self._aws, request=started)
 
     def resumed(self, requests: Sequence[SageMakerRequest]) -> int:
         def find() -> int:
+            # Another plan was tried after the first one alone.
+            if find_job(self._aws, requests[0].job.name) is None:
+                return 0
             code = sha256(packed_code(requests[0]))
             for index in range(len(requests) - 1, 0, -1):
                 request = requests[index]
-                if own_job(self._aws, request, rename=self._renamed(request), code=code)[1]:
+                if own_job(self._aws, request, code=code)[1]:
                     return index
             return 0
 
         return self._aws.repeated(find)
-
-    def _renamed(self, request: SageMakerRequest) -> Rename:
-        # A new plan, as the addresses of token, code and outputs contain the name.
-        job = dataclasses.replace(request.job, run=request.job.run_name)
-        return lambda name: self.plan(dataclasses.replace(job, name=name))

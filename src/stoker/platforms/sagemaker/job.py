@@ -1,5 +1,6 @@
 """A training job on SageMaker, followed to its end: its states, log and outputs."""
 
+import contextlib
 import re
 import tarfile
 from collections.abc import Sequence
@@ -15,7 +16,6 @@ from stoker.platforms.sagemaker.request import SageMakerRequest
 from stoker.platforms.sagemaker.submit import (
     FINAL,
     delete_token,
-    is_cancelled,
     lineage_of,
     no_hosts,
     page_of,
@@ -175,7 +175,14 @@ class SageMakerRun(FollowedRun):
         return bool(lines)
 
     def _is_cancelled(self) -> bool:
-        return is_cancelled(self._aws)
+        run = pipeline_execution()
+        # A job that is stopped by mistake costs the training.
+        with contextlib.suppress(StokerError):
+            if run:
+                asked = {"PipelineExecutionArn": run}
+                answer = self._aws.call("sagemaker", "DescribePipelineExecution", **asked)
+                return answer.get("PipelineExecutionStatus") in ("Stopping", "Stopped")
+        return False
 
     def stop(self) -> None:
         """Stops the job unless it has ended; blocks until its end, STOP_SECONDS at most.

@@ -204,15 +204,15 @@ def _training_job(
             "ResourceConfig": {**_hosts(job), "VolumeSizeInGB": _DISK_GB},
             "InputDataConfig": _channels(job, {**dict(sorted(job.channels.items())), **own}),
             "OutputDataConfig": {"S3OutputPath": settings.output_uri.rstrip("/")},
-            "CheckpointConfig": checkpoints,
             "StoppingCondition": {"MaxRuntimeInSeconds": max_run_seconds},
-            "HyperParameters": encoded(job.hyperparameters) or None,
             "Environment": _environment(job),
-            "MlflowConfig": _without_none(mlflow) if _logs_to_managed_mlflow(job) else None,
             "EnableNetworkIsolation": False,
             "EnableInterContainerTrafficEncryption": False,
             "Tags": [],
             "RetryStrategy": {"MaximumRetryAttempts": _MAX_RETRIES},
+            "HyperParameters": encoded(job.hyperparameters) or None,
+            "CheckpointConfig": checkpoints,
+            "MlflowConfig": _without_none(mlflow) if _logs_to_managed_mlflow(job) else None,
         }
     )
 

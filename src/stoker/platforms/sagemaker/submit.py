@@ -12,9 +12,9 @@ import contextlib
 import hashlib
 import re
 import secrets
-from collections.abc import Callable
+from dataclasses import replace
 
-from stoker.environment import RUN_FILE, pipeline_execution
+from stoker.environment import RUN_FILE
 from stoker.errors import (
     NoCapacityError,
     PlatformError,
@@ -26,7 +26,7 @@ from stoker.logs import EventName, Log
 from stoker.platforms.aws import Aws
 from stoker.platforms.base import JobSpec
 from stoker.platforms.packing import check_program, check_requirements, package_of
-from stoker.platforms.sagemaker.request import REQUEST_TAG, SageMakerRequest
+from stoker.platforms.sagemaker.request import REQUEST_TAG, SageMakerRequest, plan_request
 from stoker.records import Json, bare_type
 from stoker.records.base import Document, mappings, text
 from stoker.repeat import may_pass
@@ -63,7 +63,6 @@ _ECR = re.compile(
     r"(?P<account>\d{12})\.dkr\.ecr\.[a-z0-9-]+\.amazonaws\.com(?:\.cn)?/"
     r"(?P<repository>[^:@]+)(?::(?P<tag>[^@]+))?"
 )
-Rename = Callable[[str], SageMakerRequest]
 
 
 def no_hosts(message: str, job: JobSpec, *, where: str) -> NoCapacityError | None:
@@ -100,7 +99,7 @@ def _beside(token_uri: str) -> str:
     return f"{token_uri.rpartition('/')[0]}/{RUN_FILE}"
 
 
-def start(aws: Aws, request: SageMakerRequest, *, rename: Rename, log: Log) -> SageMakerRequest:
+def start(aws: Aws, request: SageMakerRequest, *, log: Log) -> SageMakerRequest:
     """Creates the job, or adopts the one that an earlier attempt created; returns its request.
 
     Raises:
@@ -108,7 +107,7 @@ def start(aws: Aws, request: SageMakerRequest, *, rename: Rename, log: Log) -> S
     """
     # First, so that a folder that cannot be packed leaves nothing behind.
     packed = packed_code(request)
-    placed, job = own_job(aws, request, rename=rename, code=sha256(packed))
+    placed, job = own_job(aws, request, code=sha256(packed))
     name = placed.job.name
     if job:
         url = page_of(text(job, "TrainingJobArn"))
@@ -119,21 +118,22 @@ def start(aws: Aws, request: SageMakerRequest, *, rename: Rename, log: Log) -> S
 
 
 def own_job(
-    aws: Aws, request: SageMakerRequest, *, rename: Rename, code: str
+    aws: Aws, request: SageMakerRequest, *, code: str
 ) -> tuple[SageMakerRequest, Document | None]:
     """Returns the request under the first name that is free (None), or has its own job.
 
     Args:
         aws: The account.
         request: Under its first name.
-        rename: Returns the same request under another name.
         code: Digest of the packed code.
     """
     name = request.job.name
     for number in range(1, MAX_TRIES + 1):
         if number > 1:
             end = f"-{number}"
-            request = rename(name[: MAX_NAME_LENGTH - len(end)].rstrip("-") + end)
+            other = name[: MAX_NAME_LENGTH - len(end)].rstrip("-") + end
+            # A new plan, as the addresses of token, code and outputs contain the name.
+            request = plan_request(replace(request.job, name=other, run=request.job.run_name))
         job = find_job(aws, request.job.name)
         if job is None or _is_ours(aws, job, request, code=code):
             return request, job
@@ -165,17 +165,6 @@ def page_of(arn: str) -> str:
     region = arn.partition(":sagemaker:")[2].partition(":")[0]
     home = f"https://{region}.console.aws.amazon.com/sagemaker/home?region={region}"
     return f"{home}#/jobs/{arn.rpartition('/')[2]}"
-
-
-def is_cancelled(aws: Aws) -> bool:
-    """Whether this process is a step of a pipeline's run that is being stopped."""
-    run = pipeline_execution()
-    # A job that is stopped by mistake costs the training.
-    with contextlib.suppress(StokerError):
-        if run:
-            answer = aws.call("sagemaker", "DescribePipelineExecution", PipelineExecutionArn=run)
-            return answer.get("PipelineExecutionStatus") in ("Stopping", "Stopped")
-    return False
 
 
 def stop_command(name: str) -> str:
