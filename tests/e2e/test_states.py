@@ -14,6 +14,7 @@ import pytest
 from stoker.profile import explain
 from stoker.profile.combine import combine
 from stoker.profile.rank_results import read_ranks
+from stoker.profile.states import others_vcpus
 from stoker.records import Profile, ProfileSettings, ProfileState, TodaysGroup
 from support.cpu_quota import cpu_quota, measures, quiet_cpus
 from support.narrow_network import narrow_network
@@ -62,9 +63,10 @@ def unless_disturbed(job: Job, *, others: float = 0.6) -> Iterator[dict[str, Pro
         yield found
     except AssertionError as err:
         first = read_ranks(job.folder)[0]
-        if first.as_is.others_vcpus <= others * first.vcpus:
+        busy = others_vcpus([first])
+        if busy <= others * first.vcpus:
             raise
-        pytest.skip(f"others kept {first.as_is.others_vcpus:.1f} vCPUs busy: {err}")
+        pytest.skip(f"others kept {busy:.1f} vCPUs busy: {err}")
 
 
 def start(name, *, jobs, stack, ranks=1, budget=BUDGET_SECONDS, group=None, enter=(), **asked):

@@ -67,6 +67,8 @@ def rank_of(
             own_cpu_seconds=100 * trainer_cpu,
             knocks=200,
             held_knocks=10,
+            process_seconds=100 * trainer_cpu,
+            children_seconds=100 * children_cpu,
             busy_seconds=100 * (trainer_cpu + children_cpu),
         ),
         accelerator=AcceleratorOnly(step_seconds=at(accelerator), trainer_cpu_seconds=alone),
@@ -81,7 +83,11 @@ def rank_of(
 
 
 def changed(result: RankResult, /, **fields: object) -> RankResult:
-    """Changes fields of a result, or else of its steps as they were, its loader, its evidence."""
+    """Changes fields of a result, or else of its steps as they were, its loader, its evidence.
+
+    `others_vcpus`: that other programs kept busy.
+    """
+    others = fields.pop("others_vcpus", None)
     for part in ("as_is", "loader", "evidence"):
         record = getattr(result, part)
         names = set(record.__struct_fields__) - set(result.__struct_fields__) if record else set()
@@ -89,7 +95,19 @@ def changed(result: RankResult, /, **fields: object) -> RankResult:
         if own:
             made = msgspec.structs.replace(record, **own)
             result = msgspec.structs.replace(result, **{part: made})
-    return msgspec.structs.replace(result, **fields)
+    result = msgspec.structs.replace(result, **fields)
+    if others is not None:
+        seconds = result.evidence.seconds or 1.0
+        used = result.used_vcpus * seconds
+        seen = msgspec.structs.replace(
+            result.evidence,
+            seconds=seconds,
+            process_seconds=used,
+            children_seconds=0.0,
+            busy_seconds=used + others * seconds,
+        )
+        result = msgspec.structs.replace(result, evidence=seen)
+    return result
 
 
 def profile_of(*ranks, kind="local.c1", count=1, gpus=(), **what) -> Profile:

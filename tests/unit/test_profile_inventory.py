@@ -1,6 +1,6 @@
 import pytest
 
-from stoker.host.machine import is_only_requested, usable_vcpus, vcpu_capacity
+from stoker.host.machine import usable_vcpus, vcpu_capacity
 from stoker.profile.combine import host_of
 from stoker.profile.rank_results import Inventory, RankResult
 from stoker.records import ProfileSettings, TodaysGroup
@@ -23,7 +23,6 @@ def test_a_host_counts_on_its_quota_or_what_its_pod_asks_for_and_not_on_its_node
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(4)))
     monkeypatch.setattr("stoker.host.machine.cpu_quota", lambda: quota_vcpus)
     monkeypatch.setenv("STOKER_CPU_REQUEST_MILLI", asked)
-    assert is_only_requested() == (capacity < 4.0 and quota_vcpus != capacity)
     assert vcpu_capacity() == capacity
     assert usable_vcpus() == workers
 

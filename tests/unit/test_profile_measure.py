@@ -11,7 +11,7 @@ from stoker.errors import UsageError
 from stoker.profile.explain import explain
 from stoker.profile.rank_results import BatchFacts, Copies, Evidence, RankResult
 from stoker.profile.unmeasured import ProcessReport, why_unmeasured
-from stoker.records import Profile
+from stoker.records import EpochPause, EpochTimes, Profile
 from stoker.records.profile import MAX_PROFILE_DAYS, ProfileOrigin
 from support.builders import gpu_load
 from support.decisions import decided
@@ -115,7 +115,9 @@ def test_a_rank_that_left_nothing_is_named():
 
 
 def test_workers_that_start_each_epoch_are_worth_keeping():
-    (fix,) = profile_of(changed(ONE_CORE, first_wait_seconds=2.0, epoch_batches=10)).fixes
+    start = EpochPause(seconds=1.962, low_seconds=1.962, high_seconds=1.962, count=3)
+    times = EpochTimes(steps=10, start=start)
+    (fix,) = profile_of(changed(ONE_CORE, epoch_times=times)).fixes
     assert fix.id == "persistent_workers"
     assert fix.saves_seconds == pytest.approx(0.196, abs=0.001)
 

@@ -6,13 +6,14 @@ What a GPU does not tell is None. NVML numbers GPUs by their place on the PCI bu
 
 import contextlib
 import importlib
-import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType, ModuleType
-from typing import Annotated
+from typing import Annotated, ParamSpec, TypeVar
 
 import msgspec
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
@@ -73,12 +74,9 @@ def visible_gpus(text: str | None, uuids: Sequence[str]) -> list[int]:
         return [*range(len(uuids))]
     indices: list[int] = []
     for entry in map(str.strip, text.split(",")):
-        number = re.match(r"\d+", entry)
-        named = [
-            index
-            for index, uuid in enumerate(uuids)
-            if (index == int(number[0]) if number else entry and uuid.startswith(entry))
-        ]
+        named = [index for index, uuid in enumerate(uuids) if entry and uuid.startswith(entry)]
+        if entry.isdigit() and int(entry) < len(uuids):
+            named = [int(entry)]
         if not named:
             break
         indices += named
@@ -99,25 +97,29 @@ class GpuReader:
     """
 
     def __init__(self, environ: Mapping[str, str]) -> None:
-        self._handles: dict[Gpu, object] = {}
-        visible = environ.get(_VISIBLE)
         try:
             self._nvml = nvml = importlib.import_module("pynvml")
             nvml.nvmlInit()
-            count = int(nvml.nvmlDeviceGetCount())
-            handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
+            handles = [*map(nvml.nvmlDeviceGetHandleByIndex, range(nvml.nvmlDeviceGetCount()))]
             uuids = [_text(nvml.nvmlDeviceGetUUID(handle)) for handle in handles]
-        except Exception as err:  # of the driver's library, whatever it raises
+        except ImportError:
             why = "nvidia-ml-py is not installed (it comes with stoker[torch])"
-            raise GpusUnreadError(why if isinstance(err, ImportError) else f"NVML: {err}") from None
+            raise GpusUnreadError(why) from None
+        except Exception as err:  # of the driver's library, whatever it raises
+            raise GpusUnreadError(f"NVML: {err}") from None
+        visible = environ.get(_VISIBLE)
+        self._handles: dict[Gpu, object] = {}
         for index in visible_gpus(visible, uuids):
+            handle = handles[index]
+            model = _answer(nvml.nvmlDeviceGetName, handle)
+            memory = _answer(nvml.nvmlDeviceGetMemoryInfo, handle)
             gpu = Gpu(
                 index=index,
                 uuid=uuids[index],
-                model=_model_of(nvml, handles[index]),
-                memory_total_bytes=_memory_of(nvml, handles[index]),
+                model=_text(model) if model else None,
+                memory_total_bytes=int(memory.total) if memory else None,
             )
-            self._handles[gpu] = handles[index]
+            self._handles[gpu] = handle
         if not self._handles:
             raise GpusUnreadError(f"{_VISIBLE}={visible!r} names none")
 
@@ -128,46 +130,32 @@ class GpuReader:
 
     def look(self) -> list[GpuState]:
         """Returns a sample of each GPU; what one does not tell, or not any more, is None."""
+        nvml = self._nvml
         states: list[GpuState] = []
         for gpu, handle in self._handles.items():
-            answers: dict[str, float] = {}
-            for name, question in _QUESTIONS.items():
-                # Of the driver's library, whatever it raises: not supported, no permission, gone.
-                with contextlib.suppress(Exception):
-                    answers[name] = question(self._nvml, handle)
-            states.append(GpuState(gpu=gpu, sample=msgspec.convert(answers, GpuSample)))
+            rates = _answer(nvml.nvmlDeviceGetUtilizationRates, handle)
+            memory = _answer(nvml.nvmlDeviceGetMemoryInfo, handle)
+            power = _answer(nvml.nvmlDeviceGetPowerUsage, handle)
+            sample = GpuSample(
+                utilization=min(1.0, rates.gpu / 100) if rates else None,
+                memory_bytes=float(memory.used) if memory else None,
+                power_watts=power / 1000 if power else None,
+                sm_clock_mhz=_answer(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM),
+            )
+            states.append(GpuState(gpu=gpu, sample=sample))
         return states
 
 
-_QUESTIONS: Mapping[str, Callable[[ModuleType, object], float]] = MappingProxyType(
-    {
-        "utilization": lambda nvml, gpu: min(
-            1.0, nvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100
-        ),
-        "memory_bytes": lambda nvml, gpu: float(nvml.nvmlDeviceGetMemoryInfo(gpu).used),
-        "power_watts": lambda nvml, gpu: float(nvml.nvmlDeviceGetPowerUsage(gpu) / 1000),
-        "sm_clock_mhz": lambda nvml, gpu: float(
-            nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM)
-        ),
-    }
-)
+def _answer(question: Callable[_P, _T], *arguments: _P.args, **options: _P.kwargs) -> _T | None:
+    # Of the driver's library, whatever it raises: not supported, no permission, gone.
+    with contextlib.suppress(Exception):
+        return question(*arguments, **options)
+    return None
 
 
 def has_devices(folder: Path = Path("/dev")) -> bool:
     """Whether the host shows a device of NVIDIA's driver."""
     return any(folder.glob("nvidia[0-9]*"))
-
-
-def _model_of(nvml: ModuleType, handle: object) -> str | None:
-    with contextlib.suppress(Exception):
-        return _text(nvml.nvmlDeviceGetName(handle))
-    return None
-
-
-def _memory_of(nvml: ModuleType, handle: object) -> int | None:
-    with contextlib.suppress(Exception):
-        return int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
-    return None
 
 
 def _text(value: str | bytes) -> str:

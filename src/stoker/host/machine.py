@@ -1,21 +1,14 @@
-"""CPUs, memory and accelerators of this host, and limits of control groups.
-
-The CPU clocks of processes and threads are exact to a nanosecond; /proc counts in units of 10 ms.
-"""
+"""CPUs, memory and accelerators of this host, and limits of control groups."""
 
 import contextlib
 import math
 import os
 import re
 import resource
-import time
 from collections.abc import Iterator, Mapping
 from itertools import takewhile
 from pathlib import Path
 
-# Linux encodes a process's CPU clock by its inverted pid and a thread's by its inverted tid.
-_PROCESS = 0b010
-_THREAD = 0b110
 CGROUP = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")
 # Requests of a pod's container, in thousandths of a vCPU.
@@ -25,22 +18,6 @@ _ACCELERATOR = re.compile(r"nvidia\d+")
 _NAMED = re.compile(r"\s*(\d|GPU-|MIG-)")
 # Version 1 of cgroups shows "no limit" as a number of nearly 2**63.
 _NO_LIMIT = 1 << 60
-
-
-def process_clock(pid: int) -> float | None:
-    """Returns user and system seconds of a process; None if it ended or has no such clock."""
-    return _clock(pid, _PROCESS)
-
-
-def thread_clock(tid: int) -> float | None:
-    return _clock(tid, _THREAD)
-
-
-def _clock(number: int, kind: int) -> float | None:
-    try:
-        return time.clock_gettime((~number << 3) | kind)
-    except (OSError, AttributeError):
-        return None
 
 
 def usable_vcpus() -> int:
@@ -55,12 +32,6 @@ def vcpu_capacity() -> float:
     may use its whole node only while others do not.
     """
     return min(num_cpus(), cpu_quota() or math.inf, requested_vcpus() or math.inf)
-
-
-def is_only_requested() -> bool:
-    """Whether the vCPUs are what the pod asks for, and no limit: others that idle are used, too."""
-    capacity = vcpu_capacity()
-    return requested_vcpus() == capacity and capacity not in (cpu_quota(), num_cpus())
 
 
 def requested_vcpus(environ: Mapping[str, str] = os.environ) -> float | None:
@@ -81,34 +52,30 @@ def groups_of(controller: str) -> tuple[Path, ...]:
     """Returns folders that may limit this process: its groups and their ancestors, nearest first.
 
     In a container the group's name may be the host's, and the mounted root already the container's
-    group. Version 1 has a folder for each controller; where both versions are in use, version 2 is
-    mounted below.
+    group. Version 1 of control groups has a folder for each controller.
     """
     folders: list[Path] = []
     for line in (*_lines(MEMBERSHIP), f"0:{controller}:/", "0::/"):
-        controllers, _, path = line.partition(":")[2].partition(":")
-        tops = (CGROUP, CGROUP / "unified") if not controllers else (CGROUP / controller,)
+        _, controllers, path = line.split(":", 2)
+        top = CGROUP / controller if controllers else CGROUP
         if not controllers or controller in controllers.split(","):
-            parts = [part for part in path.split("/") if part]
-            depths = range(len(parts), -1, -1) if ".." not in parts else (0,)
-            folders += (top.joinpath(*parts[:depth]) for top in tops for depth in depths)
+            group = top / path.lstrip("/")
+            folders += (each for each in (group, *group.parents) if each.is_relative_to(top))
     return tuple(dict.fromkeys(folder for folder in folders if folder.is_dir()))
 
 
 def cpu_quota() -> float | None:
     """Returns the smallest quota from this process's group to the root, in vCPUs; None: none."""
-    quotas = (group_quota(group) for group in groups_of("cpu"))
-    return min((quota for quota in quotas if quota is not None), default=None)
+    return min(filter(None, map(group_quota, groups_of("cpu"))), default=None)
 
 
 def limiting_group() -> Path | None:
     """Returns the group whose quota, or pod's request, is below this process's affinity."""
     groups = groups_of("cpu")
-    limits = [(group_quota(group), group) for group in groups]
-    limits += [(requested_vcpus(), group) for group in groups[:1]]
-    quotas = [(quota, group) for quota, group in limits if quota is not None]
+    limits = [(group_quota(group) or math.inf, group) for group in groups]
+    limits += [(requested_vcpus() or math.inf, group) for group in groups[:1]]
     # The first of several with the same.
-    quota, group = min(quotas, key=lambda own: own[0], default=(math.inf, None))
+    quota, group = min(limits, key=lambda limit: limit[0], default=(math.inf, None))
     return group if quota < num_cpus() else None
 
 

@@ -85,8 +85,6 @@ def kill_all(session: int, marker: bytes) -> bool:
     deadline = time.monotonic() + KILL_SECONDS
     while True:
         pids = processes_of(session, marker)
-        # Orphans of a daemon that this process has adopted would stay zombies.
-        _reap(session)
         if not pids:
             return True
         if time.monotonic() > deadline:
@@ -125,14 +123,6 @@ def _is_free(port: int) -> bool:
         except OSError:
             return False
     return True
-
-
-def _reap(session: int) -> None:
-    for child in psutil.Process().children():
-        with contextlib.suppress(OSError, psutil.Error):
-            is_theirs = os.getsid(child.pid) == session and child.pid != session
-            if is_theirs and child.status() == psutil.STATUS_ZOMBIE:
-                os.waitpid(child.pid, os.WNOHANG)
 
 
 _SECONDS = 5.0

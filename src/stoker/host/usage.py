@@ -3,6 +3,7 @@
 Files in the page cache, which the kernel drops before it kills, are no part of the memory in use.
 """
 
+import contextlib
 import os
 import resource
 import time
@@ -18,16 +19,16 @@ from stoker.host.machine import (
     limiting_group,
     number_in,
     numbers_in,
-    process_clock,
 )
 
 
-def queued_seconds(task: str = "/proc/self") -> float:
-    """Returns the seconds for which a thread, by its folder in /proc, waited for a CPU."""
+def thread_seconds(task: str = "/proc/self") -> tuple[float, float]:
+    """Returns the seconds for which a thread, by its folder in /proc, ran and waited for a CPU."""
     try:
-        return int(Path(task, "schedstat").read_bytes().split()[1]) / 1e9
-    except (OSError, ValueError, IndexError):
-        return 0.0
+        ran, queued, _ = Path(task, "schedstat").read_bytes().split()
+    except (OSError, ValueError):
+        return 0.0, 0.0
+    return int(ran) / 1e9, int(queued) / 1e9
 
 
 def throttling(group: Path) -> tuple[float, int, int]:
@@ -43,43 +44,35 @@ def throttling(group: Path) -> tuple[float, int, int]:
 def children_cpu_seconds() -> float:
     """Returns CPU-seconds of all processes below this one, with those that have ended."""
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
-    live = sum(
-        process_clock(child.pid) or 0.0 for child in psutil.Process().children(recursive=True)
-    )
-    return ended.ru_utime + ended.ru_stime + live
+    seconds = ended.ru_utime + ended.ru_stime
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            times = child.cpu_times()
+            seconds += times.user + times.system
+    return seconds
 
 
-def machine_cpu_seconds() -> float:
-    """Returns CPU-seconds of all processes that share the vCPUs of this one.
+def machine_cpu_seconds() -> tuple[float, float]:
+    """Returns CPU-seconds of all processes on the vCPUs of this one, and on the machine's others.
 
     Where a control group's quota limits this process, only that group counts; if the kernel does
     not count it, this process and those below it. Otherwise the whole machine, on the same vCPUs.
     """
-    group = limiting_group()
-    if group is None:
-        return _busy_seconds(is_own=True)
-    seconds = group_cpu_seconds(group)
-    return time.process_time() + children_cpu_seconds() if seconds is None else seconds
-
-
-def elsewhere_cpu_seconds() -> float:
-    """Returns CPU-seconds on the machine's vCPUs that this process may not use."""
-    return _busy_seconds(is_own=False)
-
-
-def _busy_seconds(*, is_own: bool) -> float:
-    cpus = psutil.cpu_times(percpu=True)
-    own = set(range(len(cpus)))
-    if hasattr(os, "sched_getaffinity"):
-        own = os.sched_getaffinity(0)
-    busy = 0.0
-    for cpu, times in enumerate(cpus):
-        if (cpu in own) == is_own:
-            # user includes guests; steal is the time that other virtual machines took.
-            fields = times._asdict()
-            idle = sum(fields.get(name, 0.0) for name in ("idle", "iowait", "guest", "guest_nice"))
-            busy += sum(fields.values()) - idle
-    return busy
+    own = elsewhere = 0.0
+    cpus = range(os.cpu_count() or 1)
+    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else cpus
+    for cpu, times in enumerate(psutil.cpu_times(percpu=True)):
+        # user includes guests; steal is the time that other virtual machines took.
+        fields = times._asdict()
+        idle = sum(fields.get(name, 0.0) for name in ("idle", "iowait", "guest", "guest_nice"))
+        busy = sum(fields.values()) - idle
+        if cpu in allowed:
+            own += busy
+        else:
+            elsewhere += busy
+    if group := limiting_group():
+        own = group_cpu_seconds(group) or time.process_time() + children_cpu_seconds()
+    return own, elsewhere
 
 
 _MEMINFO = Path("/proc/meminfo")
@@ -88,7 +81,7 @@ _KIB = 1024
 _LIMITS = (("memory.max", "memory.limit_in_bytes"), ("memory.high",))
 _USED = ("memory.current", "memory.usage_in_bytes")
 # Files in the page cache; version 1 tells the sums over the groups below by other names.
-_FILES = (("inactive_file", "active_file"), ("total_inactive_file", "total_active_file"))
+_FILES = ("inactive_file", "active_file")
 # Inodes and names of many small files. Version 1 counts them as used, and does not tell how many.
 _DROPPABLE_KERNEL_MEMORY = "slab_reclaimable"
 
@@ -133,7 +126,7 @@ def _uses() -> Iterator[MemoryUse]:
         used = number_in(group, *_USED) if limits else None
         if used is not None:
             sizes = numbers_in(group / "memory.stat")
-            files = max(sizes.get(first, 0) + sizes.get(second, 0) for first, second in _FILES)
+            files = sum(sizes.get(f"total_{name}", sizes.get(name, 0)) for name in _FILES)
             used = max(0, used - files - sizes.get(_DROPPABLE_KERNEL_MEMORY, 0))
             yield from (MemoryUse(used, limit, is_cgroups=True) for limit in limits)
     machine = numbers_in(_MEMINFO)

@@ -5,12 +5,11 @@ import time
 
 import msgspec
 
-from stoker.host.machine import groups_of, thread_clock
+from stoker.host.machine import groups_of
 from stoker.host.usage import (
     children_cpu_seconds,
-    elsewhere_cpu_seconds,
     machine_cpu_seconds,
-    queued_seconds,
+    thread_seconds,
     throttling,
 )
 from stoker.profile.rank_results import Evidence
@@ -73,25 +72,26 @@ class StepWatch:
 
     def _sums(self) -> Evidence:
         """Returns all counters as they are now."""
-        own = thread_clock(self._tid) or 0.0
+        process = time.process_time()
+        own, queued = thread_seconds(f"/proc/self/task/{self._tid}")
+        busy, elsewhere = machine_cpu_seconds()
         # Groups are nested, and each may have a quota: the one that stopped it longest counts.
         stopped_seconds, stopped_periods, periods = max(
             (throttling(group) for group in groups_of("cpu")), default=(0.0, 0, 0)
         )
-        process = time.process_time()
         return Evidence(
             seconds=time.monotonic(),
             steps=self._steps,
             wait_seconds=self._wait,
             own_cpu_seconds=own - self._receive,
-            queued_seconds=queued_seconds(f"/proc/self/task/{self._tid}"),
+            queued_seconds=queued,
             other_threads_seconds=process - own,
             process_seconds=process,
             children_seconds=children_cpu_seconds(),
             knocks=self._knocks,
             held_knocks=self._held_knocks,
-            busy_seconds=machine_cpu_seconds(),
-            elsewhere_seconds=elsewhere_cpu_seconds(),
+            busy_seconds=busy,
+            elsewhere_seconds=elsewhere,
             periods=periods,
             throttled_periods=stopped_periods,
             throttled_seconds=stopped_seconds,
@@ -99,12 +99,12 @@ class StepWatch:
 
     def _knock(self) -> None:
         while not self._is_over.is_set():
-            queued = queued_seconds("/proc/thread-self")
+            _, queued = thread_seconds("/proc/thread-self")
             slept_at = time.monotonic()
             time.sleep(KNOCK_SECONDS)
             late = time.monotonic() - slept_at - KNOCK_SECONDS
             if not self.is_reading:
                 self._knocks += 1
                 # Without the time in which it could run and others had the CPU.
-                late -= queued_seconds("/proc/thread-self") - queued
+                late -= thread_seconds("/proc/thread-self")[1] - queued
                 self._held_knocks += late >= HELD_SECONDS

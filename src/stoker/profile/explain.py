@@ -111,23 +111,22 @@ def _limit(profile: Profile, *, share: float) -> str:
         share: Of a step that steps without loading would save, waiting included.
     """
     states = {state.id for state in profile.states}
-    limit = limit_words("accelerator")
-    if "neighbour" in states:
-        return f": the limit is {limit}, slowed by its own host's loading"
-    if share < LEAST_GAIN and "transfer" in states:
-        copying = ms(profile.step.transfer_seconds or 0.0)
-        return f": the limit is {limit}, which waits {copying} of it for copies of its batch"
-    if share < LEAST_GAIN:
-        pace = "the accelerator sets the pace"
-        if "launch" in states:
-            pace = "the script's own thread sets the pace, not the GPU"
-        return f": {pace}"
     parts = parts_of(profile)
-    if parts is None:
+    if "neighbour" in states:
+        limit = f"{limit_words('accelerator')}, slowed by its own host's loading"
+    elif share < LEAST_GAIN and "transfer" in states:
+        limit = f"{limit_words('accelerator')}, which waits for copies of its batch"
+    elif share < LEAST_GAIN and "launch" in states:
+        return ": the script's own thread sets the pace, not the GPU"
+    elif share < LEAST_GAIN:
+        return ": the accelerator sets the pace"
+    elif parts is None:
         return ""
-    if parts.workers == 0 and parts.bottleneck == "workers":
-        return ": the limit is loading in the trainer itself (num_workers=0)"
-    return f": the limit is {limit_words(parts.bottleneck)}"
+    elif parts.workers == 0 and parts.bottleneck == "workers":
+        limit = "loading in the trainer itself (num_workers=0)"
+    else:
+        limit = limit_words(parts.bottleneck)
+    return f": the limit is {limit}"
 
 
 def _epochs(profile: Profile) -> list[str]:
@@ -198,18 +197,9 @@ def _observed(profile: Profile) -> Iterator[str]:
     observed = profile.observed
     assert observed is not None
     host = profile.host
-    loads = [("vCPUs", observed.cpu_utilization)]
-    if observed.gpu_utilization is not None or host.accelerators:
-        num_gpus = len(used_gpus(observed.gpus)) if observed.gpus else None
-        loads.append((gpu_noun(num_gpus), observed.gpu_utilization))
-    words = [
-        f"{name}: load not known" if load is None else f"{name} {percentage(load)} busy"
-        for name, load in loads
-    ]
-    text = f"{host.count} x {host.instance_type}: {', '.join(words)}"
-    # Where steps were seen to wait or not, a guess from the load is no news.
-    if profile.step.wait_seconds is None:
-        text += f"; {SUSPECTS[observed.suspect]}"
-    yield f"{text}."
+    gpus = gpu_noun(len(used_gpus(observed.gpus)))
+    loads = (("vCPUs", observed.cpu_utilization), (gpus, observed.gpu_utilization))
+    words = [f"{name} {percentage(load)} busy" for name, load in loads if load is not None]
+    yield f"{host.count} x {host.instance_type}: {', '.join(words) or 'load not known'}."
     for gpu in observed.gpus[:_GPUS_SHOWN]:
         yield gpu_words(gpu)

@@ -2,13 +2,14 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import cast
 from weakref import ref
 
 import numpy as np
 import torch
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, IterableDataset
 
 from stoker.environment import named_instance_type
@@ -16,9 +17,11 @@ from stoker.feed.bookkeeping import kind_of, line_words, made_at
 from stoker.feed.engine.pickler import factories_in
 from stoker.feed.foreign_loaders import reach_of
 from stoker.feed.placement import digests_of, is_taken_whole
+from stoker.feed.timed import num_samples
 from stoker.profile.rank_results import BatchFacts, Inventory
 from stoker.records import ProfiledLoader
 
+_ARRAYS = (torch.Tensor, np.ndarray)
 _FLOATS = (torch.float32, np.float32)
 # A loader that is read where no gradients are wanted is for validation, unless nothing else comes.
 MAX_BATCHES_WITHOUT_GRADIENTS = 50
@@ -26,26 +29,10 @@ MAX_BATCHES_WITHOUT_GRADIENTS = 50
 
 def leaves(batch: object) -> Iterator[torch.Tensor]:
     """Yields a batch's tensors and arrays; looks one level into other objects."""
-    if isinstance(batch, torch.Tensor | np.ndarray):
+    for leaf in tree_leaves(batch):
         # Of an array only what a tensor has, too, is asked.
-        yield cast("torch.Tensor", batch)
-    elif isinstance(batch, Mapping):
-        for value in batch.values():
-            yield from leaves(value)
-    elif isinstance(batch, Sequence) and not isinstance(batch, str | bytes | bytearray):
-        for item in batch:
-            yield from leaves(item)
-    elif hasattr(batch, "__dict__"):
-        held = vars(batch).values()
-        yield from (value for value in held if isinstance(value, torch.Tensor))
-
-
-def num_samples(batch: object) -> int:
-    """Returns the first dimension of the first tensor with one, else the length, or 1."""
-    for leaf in leaves(batch):
-        if leaf.ndim:
-            return int(leaf.shape[0])
-    return max(1, len(batch)) if isinstance(batch, list | tuple) else 1
+        held = [leaf] if isinstance(leaf, _ARRAYS) else tree_leaves(getattr(leaf, "__dict__", ()))
+        yield from (cast("torch.Tensor", each) for each in held if isinstance(each, _ARRAYS))
 
 
 def facts(batch: object) -> BatchFacts:
@@ -72,13 +59,6 @@ def facts_of(loader: DataLoader[object]) -> ProfiledLoader:
         # A stream without workers is one shard.
         shards=max(1, loader.num_workers) if is_stream else None,
     )
-
-
-def length_of(loader: DataLoader[object]) -> int | None:
-    try:
-        return len(loader)
-    except (TypeError, NotImplementedError):
-        return None
 
 
 class MainLoader:

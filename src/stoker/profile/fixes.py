@@ -8,7 +8,7 @@ from stoker.decide.model import LEAST_GAIN, WAITS, Work, more_workers, terms
 from stoker.profile.rank_results import HOST, Copies, RankResult
 from stoker.profile.states import saved_by
 from stoker.records import Fix, ProfileState, StepTerms
-from stoker.units import numbered, size, vcpus_words
+from stoker.units import numbered, size
 
 # Less than this share of a step is not worth a line.
 _MIN_GAIN = 0.05
@@ -104,7 +104,7 @@ def _more_workers(
     # A ratio of two modelled steps, applied to the measured one: what the model misses is in both.
     after = max(terms(parts, better).values())
     saves = max(0.0, step.step_seconds * (1 - after / before)) or None
-    because = f"on {vcpus_words(parts.vcpus)} the loader alone is faster with that many"
+    because = "the loader alone is faster with that many"
     if parts.loader_wall_seconds > WAITS * parts.loader_cpu_seconds:
         because = "workers wait for their data, so faster CPUs would not help"
     if loader is not None and loader.iterable:
@@ -118,19 +118,22 @@ def _more_workers(
 
 
 def _persistent_workers(rank: RankResult, *, step: StepTerms) -> Iterator[Fix]:
-    wait = rank.taken.first_wait_seconds
-    length = rank.taken.epoch_batches
-    if rank.persistent_workers or not rank.num_workers or wait is None or not length:
+    times = rank.epoch_times
+    alone = rank.lone_worker
+    if rank.persistent_workers or not rank.num_workers or not alone:
+        return
+    if times is None or times.start is None or not times.steps:
         return
     # Workers that stay must make the first batch, too.
-    alone = rank.lone_worker
-    starts = wait - max(alone.wall_seconds if alone else 0.0, rank.wait_seconds)
-    if starts / length >= _MIN_GAIN * step.step_seconds:
+    start = times.start.seconds
+    starts = start - max(0.0, alone.wall_seconds - rank.wait_seconds)
+    if starts / times.steps >= _MIN_GAIN * step.step_seconds:
+        length = numbered(round(times.steps), "batch", "batches")
         text = (
-            f"persistent_workers=True: each epoch of {numbered(length, 'batch', 'batches')} "
-            f"begins with {wait:.2f} s of waiting, {starts:.2f} s of it for new workers"
+            f"persistent_workers=True: each epoch of {length} "
+            f"begins with {start:.2f} s of waiting, {starts:.2f} s of it for new workers"
         )
-        yield Fix(id="persistent_workers", text=text, saves_seconds=starts / length)
+        yield Fix(id="persistent_workers", text=text, saves_seconds=starts / times.steps)
 
 
 def _fixes_of_transfer(slowest: RankResult, *, parts: Work | None) -> Iterator[Fix]:

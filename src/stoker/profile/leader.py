@@ -173,7 +173,8 @@ def _profile_of(
         profile = combine(ranks, group=group, settings=wanted, what=what, gpus=record.gpus)
         _keep(output / intervals.FILE, output / intervals.BASELINE_FILE)
     else:
-        seen = _read_seen(output)
+        files = sorted(output.glob("seen-*.json"))
+        seen = [msgspec.json.decode(each.read_bytes(), type=ProcessReport) for each in files]
         timed = _timed_profile(output, record, seen, group=group)
         if timed is None:
             raise why_unmeasured(ranks, seen, seconds=seconds, has_passed=has_passed)
@@ -181,17 +182,6 @@ def _profile_of(
         file = timeline.FILE
     _keep(longest_waiting_file(output, file=file), output / TIMELINE_FILE)
     return profile
-
-
-def _read_seen(folder: Path) -> list[ProcessReport]:
-    seen = []
-    for file in sorted(folder.glob("seen-*.json")):
-        try:
-            seen.append(msgspec.json.decode(file.read_bytes(), type=ProcessReport))
-        except (OSError, msgspec.DecodeError):
-            # A process that is killed may leave half a file: the others' still count.
-            continue
-    return seen
 
 
 def _timed_profile(

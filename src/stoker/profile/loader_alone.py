@@ -19,8 +19,8 @@ import torch.utils.data
 from torch.utils.data import DataLoader, IterableDataset
 
 from stoker.decide.model import MOST_WORKERS_PER_VCPU, WAITS
-from stoker.host.usage import children_cpu_seconds, queued_seconds, room_bytes
-from stoker.profile.facts import num_samples
+from stoker.feed.timed import num_samples
+from stoker.host.usage import children_cpu_seconds, room_bytes, thread_seconds
 from stoker.profile.rank_results import Drain
 from stoker.records import TransformCost
 
@@ -66,7 +66,8 @@ class StampedCollate:
 
     def __call__(self, samples: list[object]) -> tuple[object, Stamp]:
         batch = self.collate(samples)
-        return batch, Stamp(os.getpid(), time.process_time(), time.monotonic(), queued_seconds())
+        _, queued = thread_seconds()
+        return batch, Stamp(os.getpid(), time.process_time(), time.monotonic(), queued)
 
 
 def drain(loader: Loader, *, workers: int, seconds: float, iterate: Iterate) -> Drain | None:
@@ -240,7 +241,7 @@ def try_workers(
     drains: dict[int, Drain] = {}
     failed: dict[int, str] = {}
     counts = deque(worker_counts(script=loader.num_workers, vcpus=vcpus, seconds=seconds))
-    share = max(_LEAST_SECONDS, min(_LONGEST_ROUND_SECONDS, seconds / (len(counts) + 1)))
+    share = max(_LEAST_SECONDS, min(_LONGEST_ROUND_SECONDS, seconds / len(counts)))
     until = time.monotonic() + seconds
     while counts and (not drains or time.monotonic() < until):
         workers = counts.popleft()

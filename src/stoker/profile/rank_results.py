@@ -7,8 +7,7 @@ from statistics import fmean, median
 
 import msgspec
 
-from stoker.errors import UsageError
-from stoker.records import EpochTimes, ProfiledLoader, TransformCost, read_text
+from stoker.records import EpochTimes, ProfiledLoader, TransformCost
 from stoker.units import wait_share
 
 # Of steps that no device timed.
@@ -100,8 +99,6 @@ class AsIs(msgspec.Struct, frozen=True, kw_only=True):
         wait_seconds: Part of step_seconds in next().
         trainer_cpu_seconds: Without workers, loading included.
         children_cpu_seconds: Of all processes below the trainer.
-        first_wait_seconds: Median wait for the first batch of an epoch; None: not met.
-        others_vcpus: vCPUs of this process that other programs kept busy during that time.
         clock: By which steps and waits were timed: `host`, or the device's name, as `cuda:0`.
         hidden_seconds: Of next(), what passed while the device was busy with steps before.
     """
@@ -110,8 +107,6 @@ class AsIs(msgspec.Struct, frozen=True, kw_only=True):
     wait_seconds: Quartiles
     trainer_cpu_seconds: float
     children_cpu_seconds: float
-    first_wait_seconds: float | None = None
-    others_vcpus: float = 0.0
     epoch_batches: int | None = None
     clock: str = HOST
     hidden_seconds: float = 0.0
@@ -190,7 +185,6 @@ class RankResult(msgspec.Struct, kw_only=True):
     Attributes:
         missing: Why the profile is incomplete; empty where it is not.
         vcpus: vCPUs that this process may use: 1.5 under a quota of one and a half.
-        is_only_requested: `vcpus` is a pod's request, beyond which idle vCPUs may be used.
         num_workers: Of its main loader, as the next two; 0: it loads itself, or is not known.
         loader: The main loader; its `shards` are this rank's.
     """
@@ -200,7 +194,6 @@ class RankResult(msgspec.Struct, kw_only=True):
     host: str
     missing: str = ""
     vcpus: float
-    is_only_requested: bool = False
     ranks_on_host: int = 1
     steps: int = 0
     as_is: AsIs | None = None
@@ -322,13 +315,7 @@ def block_means(values: Sequence[float], *, workers: int) -> list[float]:
 
 
 def read_ranks(folder: Path) -> list[RankResult]:
-    """Reads all results in `folder`, by rank; raises UsageError for a file of another kind."""
-    results = []
-    for path in folder.glob("profile-rank*.json"):
-        try:
-            results.append(msgspec.json.decode(read_text(path), type=RankResult))
-        except msgspec.DecodeError as err:
-            raise UsageError(
-                f"not a result of a profile: {err}", where=str(path), fix="profile again"
-            ) from None
+    """Reads all results in `folder`, by rank; each was written whole."""
+    files = sorted(folder.glob("profile-rank*.json"))
+    results = (msgspec.json.decode(file.read_bytes(), type=RankResult) for file in files)
     return sorted(results, key=lambda result: result.rank)

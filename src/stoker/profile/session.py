@@ -23,13 +23,15 @@ import torch.utils.data
 
 from stoker.environment import ProcessSettings, from_environment
 from stoker.errors import UsageError
+from stoker.feed.bookkeeping import length_of
 from stoker.feed.engine.loader_spec import LoaderSpec, refusal_of
 from stoker.feed.engine.pickler import SharedMemoryError
 from stoker.feed.replace import note_makings
 from stoker.feed.step_times import whole_run
+from stoker.feed.timed import num_samples
 from stoker.feed.timeline import Steps, Timeline, read_timeline
 from stoker.figures.progress import BASELINE_TIMELINE
-from stoker.host.machine import is_only_requested, vcpu_capacity
+from stoker.host.machine import vcpu_capacity
 from stoker.logs import EventName, Log
 from stoker.profile.evidence import StepWatch
 from stoker.profile.facts import (
@@ -37,9 +39,7 @@ from stoker.profile.facts import (
     early_digests,
     facts,
     facts_of,
-    length_of,
     made_from,
-    num_samples,
     take_inventory,
 )
 from stoker.profile.loader_alone import (
@@ -225,7 +225,6 @@ class Session:
             world_size=ranks.world_size,
             host=ranks.host,
             vcpus=vcpu_capacity(),
-            is_only_requested=is_only_requested(),
         )
         self._timeline_file = self._folder / BASELINE_TIMELINE.format(rank=ranks.rank)
         self._timeline = Timeline(self._timeline_file)
@@ -462,14 +461,12 @@ class Session:
             words = error_words(unknown)
             self._notes.append(f"it is not known whether the dataset can be pickled: {words}")
             return
-        if isinstance(err, SharedMemoryError):
-            self._learn_of_loader(made_here=err.what, shippable=Shippable(ok=True))
-        elif err is not None:
-            shippable = Shippable(ok=False, why=err.what, fix=err.fix)
-            self._learn_of_loader(shippable=shippable)
-            self._notes.append(f"{err.what}; data hosts do not help this loader")
-        else:
-            self._learn_of_loader(shippable=Shippable(ok=True))
+        if err is None or isinstance(err, SharedMemoryError):
+            made_here = err.what if err else None
+            self._learn_of_loader(made_here=made_here, shippable=Shippable(ok=True))
+            return
+        self._learn_of_loader(shippable=Shippable(ok=False, why=err.what, fix=err.fix))
+        self._notes.append(f"{err.what}; data hosts do not help this loader")
 
     def _try_worker_counts(self, loader: Loader) -> None:
         result = self._result

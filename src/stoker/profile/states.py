@@ -69,15 +69,11 @@ def capacity(ranks: Sequence[RankResult]) -> float:
 
 def others_vcpus(ranks: Sequence[RankResult]) -> float:
     """Returns the vCPUs that other programs kept busy on all hosts; needs all of their ranks."""
-    others = 0.0
-    for host in {rank.host for rank in ranks}:
-        here = [rank for rank in ranks if rank.host == host]
-        used = sum(rank.used_vcpus for rank in here)
-        # Of B busy vCPUs a rank calls B - u others', u being its own: over n ranks, with what they
-        # used, the sum is n B.
-        busy = sum(rank.taken.others_vcpus for rank in here) + used
-        others += max(0.0, busy / len(here) - used)
-    return others
+    others = {rank.host: rank.evidence.busy_seconds for rank in ranks}
+    seconds = {rank.host: max(rank.evidence.seconds, 1e-9) for rank in ranks}
+    for rank in ranks:
+        others[rank.host] -= rank.evidence.process_seconds + rank.evidence.children_seconds
+    return sum(max(0.0, others[host] / seconds[host]) for host in others)
 
 
 def saved_by(parts: Work, *, seconds: float) -> float:

@@ -85,21 +85,16 @@ class StepClock:
     ) -> None:
         self._found = FoundDevice(find)
         self._now = now
-        self._has_times = True
 
     @property
     def name(self) -> str:
         """The device's name, as `cuda:0`, or HOST."""
-        if self._found.device is None or not self._has_times:
-            return HOST
-        return self._found.device.name
+        return self._found.device.name if self._found.device else HOST
 
     def mark(self) -> Mark:
         """Marks where host and stream are now; does not wait for the device."""
         device = self._found.look()
         now = self._now()
-        if not self._has_times:
-            return Mark(host_seconds=now)
         # An error of the device is the script's: its next operation raises it.
         with contextlib.suppress(RuntimeError):
             if device is not None and not device.is_capturing():
@@ -132,15 +127,10 @@ class StepClock:
         The device's where both are in the stream of one device, else the host's.
         """
         if first.event is not None and last.event is not None and first.device == last.device:
-            try:
+            # The device may be lost.
+            with contextlib.suppress(RuntimeError):
                 # A device gives milliseconds.
                 return max(0.0, first.event.elapsed_time(last.event) / 1e3)
-            except NotImplementedError:
-                # An accelerator whose events have no times: the host's clock counts from now on.
-                self._has_times = False
-            except RuntimeError:
-                # The device is lost.
-                pass
         return last.host_seconds - first.host_seconds
 
 
@@ -224,7 +214,6 @@ class AsIsSteps:
     _pending: deque[_Step] = field(default_factory=deque)
     # Seconds of each step that counts: all, its waits, those of the host, its CPU.
     _counted: list[tuple[float, ...]] = field(default_factory=list)
-    _first_waits: list[float] = field(default_factory=list)
     _gave: tuple[Mark, float] | None = None
 
     def __post_init__(self) -> None:
@@ -245,12 +234,10 @@ class AsIsSteps:
             waits: For other loaders since the batch before; the last one for this batch.
             cpu: This process's CPU-seconds so far.
         """
-        asked, got = waits[-1]
+        _, got = waits[-1]
         pending = self._pending
         self.batches += 1
-        if self._gave is None:
-            self._first_waits.append(got.host_seconds - asked.host_seconds)
-        else:
+        if self._gave:
             gave, before = self._gave
             pending.append(_Step(gave, waits, cpu - before))
         while pending and self.clock.is_passed(pending[0].waits[-1][1]):
@@ -297,15 +284,11 @@ class AsIsSteps:
         hidden = 0.0
         if self.is_on_device:
             hidden = max(0.0, median(blocks(host_waits)) - median(blocks(waits)))
-        first_waits = self._first_waits[1:] or self._first_waits
-        others = seen.busy_seconds - seen.process_seconds - seen.children_seconds
         return AsIs(
             step_seconds=quartiles(blocks(seconds), samples=count),
             wait_seconds=quartiles(blocks(waits), samples=count),
             trainer_cpu_seconds=fmean(cpu),
             children_cpu_seconds=seen.children_seconds / max(1, seen.steps),
-            first_wait_seconds=median(first_waits) if first_waits else None,
-            others_vcpus=max(0.0, others / (seen.seconds or math.inf)),
             epoch_batches=self.epoch_batches,
             clock=self.clock.name,
             hidden_seconds=hidden,

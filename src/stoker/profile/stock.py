@@ -34,9 +34,8 @@ from stoker.profile.steps import Mark, StepClock, Wait
 # Steps of a burst take so long together: scheduling and allocations average out.
 _BURST_SECONDS = 1.0
 _FEWEST, _MOST = 6, 512
-# More would only take time of the script's; on a device 20 steps are enough.
+# More would only take time of the script's.
 _BURSTS = 3
-_ENOUGH_ON_DEVICE = 20
 _BUDGET_SHARE = 0.2
 # Kernels are launched into an empty stream at first, and clocks rise.
 _LEFT_OUT_SECONDS = 0.3
@@ -44,7 +43,7 @@ _LEFT_OUT_STEPS = 2
 # Of an epoch that is shorter, no step would count.
 LEAST_BATCHES = _LEFT_OUT_STEPS + 1
 # After so many no further epoch is waited for.
-ENOUGH_BATCHES = _ENOUGH_ON_DEVICE + _LEFT_OUT_STEPS
+ENOUGH_BATCHES = 20 + _LEFT_OUT_STEPS
 _MOST_BYTES = 2 << 30
 # Of free memory, of shared memory, and of the files that a process may open.
 _PART = 4
@@ -75,20 +74,15 @@ def bursts_of(
     """
     step_seconds = steps.step_seconds.mean
     busy_seconds = max(step_seconds - steps.wait_seconds.mean, 0.1 * step_seconds, 1e-4)
-    is_on_device = steps.clock != HOST
-    left_out = _LEFT_OUT_SECONDS if is_on_device else 0.0
+    left_out = _LEFT_OUT_SECONDS if steps.clock != HOST else 0.0
     most = min(room_for(batch, has_workers=has_workers), steps.epoch_batches or _MOST)
     if most < LEAST_BATCHES:
         return 0, 0
     # To take a batch ahead takes a step at most, and then it is trained on.
-    affordable = _BUDGET_SHARE * budget_seconds / (step_seconds + busy_seconds)
+    affordable = int(_BUDGET_SHARE * budget_seconds / (step_seconds + busy_seconds))
     wanted = math.ceil((_BURST_SECONDS + left_out) / busy_seconds)
-    batches = min(most, max(_FEWEST, min(wanted, int(affordable / _BURSTS))))
-    times = _BURSTS
-    if is_on_device:
-        counted = batches - max(_LEFT_OUT_STEPS, math.ceil(left_out / busy_seconds))
-        times = math.ceil(_ENOUGH_ON_DEVICE / max(1, counted))
-    return batches, max(1, min(times, int(affordable / batches)))
+    batches = min(most, max(_FEWEST, min(wanted, affordable // _BURSTS)))
+    return batches, max(1, min(_BURSTS, affordable // batches))
 
 
 def room_for(batch: BatchFacts, *, has_workers: bool) -> int:
@@ -150,16 +144,15 @@ def time_copies(batch: object, device: str) -> Copies | None:
     def copy_seconds(held: Sequence[torch.Tensor], *, times: int) -> float:
         taken = []
         for _ in range(times):
-            module.synchronize()
+            torch.cuda.synchronize()
             began = time.monotonic()
             for tensor in held:
                 tensor.to(device, non_blocking=True)
-            module.synchronize()
+            torch.cuda.synchronize()
             taken.append(time.monotonic() - began)
         return median(taken)
 
     try:
-        module = torch.get_device_module(device.partition(":")[0])
         # Memory of the device is taken before the copies are timed.
         for tensor in tensors:
             torch.empty_like(tensor, device=device)
@@ -176,5 +169,5 @@ def time_copies(batch: object, device: str) -> Copies | None:
             is_pinned=is_pinned,
             pin_seconds=0.0 if is_pinned else pin_seconds,
         )
-    except (RuntimeError, AttributeError, NotImplementedError):
+    except RuntimeError:
         return None

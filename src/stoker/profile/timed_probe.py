@@ -3,14 +3,13 @@
 The steps are in the timeline that `stoker.timed` writes, from which the launcher makes the profile.
 """
 
+import json
 import os
 import time
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 from typing import NoReturn
-
-import msgspec
 
 from stoker.environment import ProcessSettings, from_environment
 from stoker.feed.bookkeeping import this_process
@@ -20,6 +19,7 @@ from stoker.feed.timeline import Steps
 from stoker.logs import EventName, Log
 from stoker.profile.ranks import LEAD_STEPS_ON_DEVICE, Ranks, end_process
 from stoker.profile.steps import is_enough
+from stoker.records import write_text
 from stoker.units import wait_share
 
 # The profile's medians are over all steps: the first ones, which compile, are a quarter at most.
@@ -59,12 +59,12 @@ def _course(settings: ProcessSettings, *, budget: float, folder: Path) -> Iterat
     ranks = Ranks(settings, folder=folder)
     since = time.monotonic()
     for asked in count(1):
-        seconds = time.monotonic() - since
-        is_over = asked > _FIRST_STEPS and seconds >= budget
         if asked <= _FIRST_STEPS:
             since = time.monotonic()
-        elif asked >= _LEAST_STEPS:
-            is_over = is_enough(asked, elapsed_seconds=seconds, budget_seconds=budget)
+        seconds = time.monotonic() - since
+        is_over = seconds >= budget
+        if asked >= _LEAST_STEPS:
+            is_over |= is_enough(asked, elapsed_seconds=seconds, budget_seconds=budget)
         if is_over and ranks.step is None and ranks.rank == 0:
             # Devices may run behind their host.
             ranks.announce("", at_step=asked, lead_steps=LEAD_STEPS_ON_DEVICE)
@@ -87,7 +87,7 @@ def _end(settings: ProcessSettings, ranks: Ranks, *, folder: Path, log: Log) -> 
     )
     # No exit handler of this process will say it.
     seen = {"loaders": own_loaders()}
-    (folder / f"seen-{os.getpid()}.json").write_bytes(msgspec.json.encode(seen))
+    write_text(folder / f"seen-{os.getpid()}.json", json.dumps(seen))
     # A host's first rank ends the processes above all ranks of its host, so it waits for them.
     if ranks.leads_host:
         ranks.meet("timed-end", seconds=_MEET_SECONDS)

@@ -1,5 +1,6 @@
 """Why a command left no profile: one sentence for each reason, and what to do."""
 
+import json
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
@@ -29,16 +30,6 @@ class ProcessReport(msgspec.Struct, frozen=True, kw_only=True):
     packages: tuple[str, ...] = ()
     problem: str = ""
     loaders: tuple[str, ...] = ()
-
-
-class ProfileFailure(msgspec.Struct, frozen=True, kw_only=True):
-    """An error of a profile job's leader as a file."""
-
-    exit_code: int
-    what: str
-    where: str = ""
-    fix: str = ""
-    notes: tuple[str, ...] = ()
 
 
 def why_unmeasured(
@@ -130,20 +121,18 @@ def why_failed(output: Path | None, *, exit_code: int | None, failure: str | Non
 
 
 def write_reason(output: Path, err: StokerError) -> None:
-    notes = tuple(getattr(err, "__notes__", ()))
-    failure = ProfileFailure(
-        exit_code=err.exit_code, what=err.what, where=err.where, fix=err.fix, notes=notes
-    )
-    write_text(output / FAILURE_FILE, msgspec.json.encode(failure).decode())
+    notes = getattr(err, "__notes__", [])
+    told = {"code": err.exit_code, "what": err.what, "where": err.where, "fix": err.fix}
+    write_text(output / FAILURE_FILE, json.dumps({**told, "notes": notes}))
 
 
 def read_reason(output: Path | None, *, exit_code: int | None, failure: str | None) -> StokerError:
     """Returns why a job left no profile: as its leader says, else as the platform does."""
     if output is None or not (output / FAILURE_FILE).is_file():
         return why_failed(output, exit_code=exit_code, failure=failure)
-    told = msgspec.json.decode((output / FAILURE_FILE).read_bytes(), type=ProfileFailure)
-    kind = WorkloadError if told.exit_code == WorkloadError.exit_code else UsageError
-    error = kind(told.what, where=told.where, fix=told.fix)
-    for note in told.notes:
+    told = json.loads((output / FAILURE_FILE).read_bytes())
+    kind = WorkloadError if told["code"] == WorkloadError.exit_code else UsageError
+    error = kind(told["what"], where=told["where"], fix=told["fix"])
+    for note in told["notes"]:
         error.add_note(note)
     return error
