@@ -169,7 +169,6 @@ def test_deadline_that_nothing_meets_keeps_todays_cluster_and_says_so():
         ({"profile": _profile("ml.g5.8xl", step_seconds=0.2)}, "fix", "did you mean ml.g5.8xlarge"),
         ({"profile": _starved(step_seconds=1e9)}, "where", "step.step_seconds"),
         ({"profile": _starved(loader_cpu_seconds=1e300)}, "where", "step.loader_cpu_seconds"),
-        ({"max_data_hosts": 1_000_000}, "where", "key constraints.max_data_hosts"),
         ({"regions": ("eu-west-1",)}, "what", "for region us-east-1, but only eu-west-1"),
         ({"catalog": Catalog(platform="sagemaker", instances=(), source="")}, "fix", "--prices"),
     ],

@@ -60,7 +60,7 @@ def test_accelerator_that_nobody_measured_forbids_spending_and_says_what_loading
     assert (found.bottleneck, found.action) == ("unexplained", "keep")
     assert [plan.action for plan in found.plans] == ["keep"]
     advice = next(each.text for each in found.advice if each.id == "accelerator-step")
-    assert "62.9 ms per batch on 1 x ml.g5.2xlarge, and 21.0 ms with 6 workers per host" in advice
+    assert "62.9 ms per batch on 1 x ml.g5.2xlarge" in advice
     assert "--accelerator-step-seconds" in advice
 
 

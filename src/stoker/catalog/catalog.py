@@ -158,25 +158,39 @@ class Catalog:
 
     def table(self) -> str:
         """Returns all types as text."""
-        if self.purchase == NOMINAL:
-            head = "hosts of this machine are not billed: they are compared by their cores"
-            rows = [(each.type, str(each.vcpus)) for each in self.instances]
-            return "\n".join([head, *table_lines(("type", "cores"), rows)])
+        heads: Sequence[str] = (
+            "type",
+            "accelerators",
+            "vCPUs",
+            "Gbit/s",
+            "CoreMark",
+            "$/h",
+            "priced on",
+        )
         head = f"prices: {self.source}, {self.region or 'no region'}, {self.purchase}; "
-        columns = ("type", "accelerators", "vCPUs", "Gbit/s", "CoreMark", "$/h", "priced on")
-        lines = table_lines(columns, map(self._cells, self.instances))
-        return "\n".join([f"{head}{ESTIMATE}: estimated", *lines])
+        head += f"{ESTIMATE}: estimated"
+        if self.purchase == NOMINAL:
+            heads = ["type", "vCPUs"]
+            head = "hosts of this machine are not billed: they are compared by their cores"
+        cells = map(self._cells, self.instances)
+        rows = ([row[name] for name in heads] for row in cells)
+        return "\n".join([head, *table_lines(heads, rows)])
 
-    def _cells(self, each: Instance) -> tuple[str, ...]:
+    def _cells(self, each: Instance) -> dict[str, str]:
         words = f"{each.accelerators} {each.accelerator_model or ''}" if each.accelerators else ""
         if self.info.needs_training_enum and not each.in_training_enum:
             words += " cannot train"
         words += " burst" * each.is_burst + " arm64" * (each.architecture == "arm64")
-        figures = (each.sustained_gbps, each.coremark_per_vcpu, each.usd_per_hour)
-        gbps, coremark, price = ("?" if known is None else f"{known:g}" for known in figures)
-        price = ESTIMATE * bool(each.estimate) + price
+        figures = {
+            "vCPUs": each.vcpus,
+            "Gbit/s": each.sustained_gbps,
+            "CoreMark": each.coremark_per_vcpu,
+            "$/h": each.usd_per_hour,
+        }
+        cells = {name: "?" if value is None else f"{value:g}" for name, value in figures.items()}
+        cells["$/h"] = ESTIMATE * bool(each.estimate) + cells["$/h"]
         day = str(each.priced_on or "?")
-        return each.type, words.strip(), str(each.vcpus), gbps, coremark, price, day
+        return {"type": each.type, "accelerators": words.strip(), **cells, "priced on": day}
 
     def to_document(self) -> dict[str, Json]:
         return {
@@ -343,13 +357,9 @@ def _price_column(
         return "usd_per_hour", None
     payer = PLATFORM_INFOS[platform].payer
     matches = [match for column in header if (match := _PRICE.match(column))]
-    columns = {
-        match["region"].replace("_", "-"): match[0] for match in matches if match["payer"] == payer
-    }
-    if not columns:
-        return None, None
-    place = region if region in columns else next(iter(columns))
-    return columns[place or ""], place
+    columns = {m["region"].replace("_", "-"): m[0] for m in matches if m["payer"] == payer}
+    place = region if region in columns else next(iter(columns), None)
+    return columns.get(place or ""), place
 
 
 def short_table(text: str) -> str:

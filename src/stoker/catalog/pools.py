@@ -28,7 +28,7 @@ from stoker.catalog.catalog import (
     unknown_instance,
 )
 from stoker.environment import cloud_region
-from stoker.records import KubernetesSettings, NodePool, Workload, bare_type, read_text
+from stoker.records import NodePool, Workload, bare_type, read_text
 from stoker.records.base import Document
 from stoker.records.platforms import ObjectPatch, Patch, PlatformName, amount, lacks_arm_image
 
@@ -60,21 +60,26 @@ def catalog_of(
     region = None
     if workload.platform_info.needs_training_enum:
         region = workload.sagemaker_region or cloud_region()
-    settings = workload.kubernetes
-    has_pools = settings is not None and bool(settings.pools or settings.pools_file)
-    is_of_pools = has_pools and workload.platform_info.has_node_pools
-    table = _table(workload) if is_of_pools else None
-    if table:
-        catalog = extended(catalog, table)
     texts = {"constraints.prices_file": workload.constraints.prices_file}
     if prices:
         texts[str(prices)] = read_text(prices)
-    for source, text in texts.items():
-        if text is not None:
-            priced = parse_table(text, platform=catalog.platform, source=source, region=region)
-            catalog = extended(catalog, priced)
-    if is_of_pools:
-        return _of_pools(workload, catalog, table, has_own_prices=any(texts.values()))
+    tables = [
+        parse_table(text, platform=catalog.platform, source=source, region=region)
+        for source, text in texts.items()
+        if text is not None
+    ]
+    settings = workload.kubernetes
+    if settings and workload.platform_info.has_node_pools:
+        of_pools = _table(workload)
+        for table in filter(None, (of_pools, *tables)):
+            catalog = extended(catalog, table)
+        if of_pools and of_pools.has_prices and not (of_pools.region or tables):
+            # A column of plain prices does not say of which region they are.
+            catalog = replace(catalog, region=None)
+        merged = with_pools(workload)
+        return _of_pools(merged, catalog) if merged.kubernetes_settings.pools else catalog
+    for table in tables:
+        catalog = extended(catalog, table)
     if not catalog.info.needs_training_enum:
         return catalog
 
@@ -86,27 +91,32 @@ def catalog_of(
     return replace(catalog, make=of_service, hosts_region=region if is_elsewhere else None)
 
 
-def _of_pools(
-    workload: Workload, catalog: Catalog, table: Table | None, *, has_own_prices: bool
-) -> Catalog:
+def _of_pools(workload: Workload, catalog: Catalog) -> Catalog:
     """Returns the node pools that a workload names, with the catalog's prices."""
     settings = workload.kubernetes_settings
-    pools = {_bare(name): pool for name, pool in settings.pools.items()}
-    merged = with_pools(workload).kubernetes_settings
     instances = []
-    for name in dict.fromkeys([*(table.rows if table else ()), *pools]):
-        instance = _instance(name, catalog.find(name), pools.get(name))
-        if instance is not None:
-            instances.append(_barred(instance, merged))
-    today = _bare(workload.todays_type)
-    # A column of plain prices does not say of which region they are.
-    is_plain = table is not None and table.has_prices and table.region is None
+    for given, pool in settings.pools.items():
+        name = bare_type(given.strip())
+        instance = catalog.find(name)
+        if pool.cpu is not None:
+            # Whole vCPUs, as instance types have: 3.9 are three that a worker can keep busy.
+            cpu = max(1, floor(amount(str(pool.cpu))))
+            instance = replace(instance or Instance(type=name, family=name, vcpus=cpu), vcpus=cpu)
+        if instance is None:
+            # Its vCPUs are not known.
+            continue
+        if pool.gpus is not None:
+            instance = replace(instance, accelerators=pool.gpus)
+        if not instance.accelerators and lacks_arm_image(settings, name):
+            why = f"{name} is arm64, and kubernetes.data.image names no image for it"
+            instance = replace(instance, barred=why)
+        instances.append(instance)
+    today = bare_type(workload.todays_type.strip())
     return replace(
         catalog,
         instances=instances,
-        region=None if is_plain and not has_own_prices else catalog.region,
         # Not proposed, but today's hosts need a price and a speed to be compared with.
-        make=lambda name: catalog.find(name) if _bare(name) == today else None,
+        make=lambda name: catalog.find(name) if bare_type(name.strip()) == today else None,
         added_by="kubernetes.pools_file",
         has_pools=True,
     )
@@ -146,29 +156,6 @@ def _table(workload: Workload) -> Table | None:
     if text is None:
         return None
     return parse_table(text, platform=_OF_POOLS, source="kubernetes.pools_file")
-
-
-def _bare(name: str) -> str:
-    return bare_type(name.strip())
-
-
-def _instance(name: str, listed: Instance | None, pool: NodePool | None) -> Instance | None:
-    """Returns the pool as plans see it; None where its vCPUs are not known."""
-    instance = listed
-    if pool is not None and pool.cpu is not None:
-        # Whole vCPUs, as instance types have: 3.9 are three that a worker can keep busy.
-        cpu = max(1, floor(amount(str(pool.cpu))))
-        instance = replace(listed or Instance(type=name, family=name, vcpus=cpu), vcpus=cpu)
-    if instance is not None and pool is not None and pool.gpus is not None:
-        instance = replace(instance, accelerators=pool.gpus)
-    return instance
-
-
-def _barred(instance: Instance, settings: KubernetesSettings) -> Instance:
-    if instance.accelerators or not lacks_arm_image(settings, instance.type):
-        return instance
-    why = f"{instance.type} is arm64, and kubernetes.data.image names no image for it"
-    return replace(instance, barred=why)
 
 
 def _pool(row: Row, instance: Instance) -> NodePool:

@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping
 from stoker.decide.choose import best_of
 from stoker.decide.model import WAITS
 from stoker.decide.price import WORTH_A_TRY, Space
-from stoker.decide.search import free_plan
 from stoker.records import (
     Advice,
     Bottleneck,
@@ -176,14 +175,11 @@ def _advice_of_taken(space: Space, taken: TakenElsewhere) -> tuple[str, str, str
     if taken.accelerator_step_source != "unknown":
         text = f"Profile the training on {there}: three minutes there replace all figures that are "
         return "profile-there", f"{text}scaled here.", "before you rent anything large"
-    text = f"Loading alone takes {ms(work.measured_seconds)} per batch on {work.hosts} x {there}"
-    free = free_plan(space)
-    if free is not None and free.predicted is not None:
-        workers = free.groups[0].workers_per_host
-        text += f", and {ms(free.predicted.step_seconds)} with {workers} workers per host"
-    text += ". If a step there takes less with its data at hand, the training waits: "
-    text += "time one, then add --accelerator-step-seconds."
-    return "accelerator-step", text, "before any money is spent"
+    text = (
+        f"Loading alone takes {ms(work.measured_seconds)} per batch on {work.hosts} x {there}. If "
+    )
+    text += "a step there takes less with its data at hand, the training waits: time one, then add "
+    return "accelerator-step", f"{text}--accelerator-step-seconds.", "before any money is spent"
 
 
 def warnings_of(space: Space, prices: Prices) -> Iterator[str]:

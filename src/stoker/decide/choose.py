@@ -229,35 +229,33 @@ def _explained(space: Space) -> _Reply:
         is_no = work.unexplained.kind == "contradiction"
         return "no" if is_no else "unknown", work.unexplained.text
     because = f"they give {ms(work.step_seconds)}, measured {ms(work.measured_seconds)}"
-    if taken := space.taken:
-        because = f"on {taken.profiled_on}; scaled to {taken.taken_as} a step takes "
-        because += ms(work.measured_seconds)
+    if space.taken:
+        because = f"scaled to {space.taken.taken_as} they give {ms(work.measured_seconds)}"
     return ("yes", because) if work.is_checked else ("unknown", f"not checked: {because}")
 
 
 def _is_cpu_the_limit(space: Space) -> _Reply:
     work = space.work
-    cpu = f"{work.loader_cpu_seconds:.3g} CPU-seconds"
-    if space.bottleneck in ("latency", "storage"):
-        wall = f"{work.loader_wall_seconds:.3g} worker-seconds"
-        return "no", f"loading takes {wall} per step and {cpu}: it waits for its data"
-    text = f"loading takes {cpu} per step, the trainer {work.trainer_cpu_seconds:.3g}, on "
-    text += f"{vcpus_words(work.vcpus)}: {ms(work.terms['cpu'])}"
-    if space.bottleneck == "cpu":
-        return "yes", text
-    return "no", f"{text}: the limit is {limit_words(space.bottleneck)}"
+    cpu, wall = work.loader_cpu_seconds, work.loader_wall_seconds
+    text = (
+        f"loading takes {cpu:.3g} CPU-seconds and {wall:.3g} worker-seconds per step, the trainer "
+        f"{work.trainer_cpu_seconds:.3g} CPU-seconds, on "
+        f"{vcpus_words(work.vcpus)}: the limit is {limit_words(space.bottleneck)}"
+    )
+    return "yes" if space.bottleneck == "cpu" else "no", text
 
 
 def _free_fix(space: Space, decision: Decision) -> _Reply:
-    free = [fix for fix in space.profile.fixes if fix.cost == "none" and fix.saves_seconds]
+    if plan := best_of(space, decision, "tune"):
+        return "yes", _figures(space, plan)
+    for fix in space.profile.fixes:
+        if fix.cost == "none" and fix.saves_seconds:
+            return "yes", fix.text
     workers = space.work.num_workers
-    none = f"more loader workers than today's {workers} would not help on these hosts"
-    reply = _best_reply(space, decision, "tune", space.unworkable or none)
-    if reply[0] == "yes" or (workers is not None and not free):
-        return reply
-    if free:
-        return "yes", free[0].text
-    return "unknown", "today's number of loader workers is not known"
+    if workers is None:
+        return "unknown", "today's number of loader workers is not known"
+    more = f"more loader workers than today's {workers} would not help on these hosts"
+    return "no", space.unworkable or more
 
 
 def _best_reply(space: Space, decision: Decision, action: Action, none: str) -> _Reply:
@@ -276,14 +274,12 @@ def _data_group(space: Space, decision: Decision) -> _Reply:
         groups.sort(key=lambda plan: not plan.reason.startswith(ASKED_FOR))
         none = "max_data_hosts is 0, or no CPU-only type with a price may be used"
         return "no", space.unfed or (groups[0].reason if groups else none)
-    rival, than, band = keep, "today's cluster", _band(best)
-    if free := best_of(space, decision, "tune"):
-        rival, than, band = free, "the best free plan", combined_band(best, free)
-    gain = space.gain(best, rival)
+    free = best_of(space, decision, "tune")
+    gain = space.gain(best, free or keep)
+    band = combined_band(best, free) if free else _band(best)
     because = (
-        f"{_figures(space, best)}; {percentage(best.remote_share)} of the batches are made there; "
-        f"against {than} it saves {percentage(gain)} of the {space.saved}, the error band is "
-        f"{percentage(band)}"
+        f"{_figures(space, best)}; over {'the free plan' if free else 'today'} it saves "
+        f"{percentage(gain)} of the {space.saved}, the error band is {percentage(band)}"
     )
     if space.fix_first and not space.is_free(best, keep):
         return "no", f"{because}; {space.fix_first}: that comes first"

@@ -9,7 +9,6 @@ from stoker.decide.price import ASKED_FOR, cores, error_band
 from stoker.records import Decision, Plan, Predicted, Prices, plan_in_words
 from stoker.units import (
     ESTIMATE,
-    as_fast,
     capital,
     digits,
     is_whole_longer,
@@ -99,18 +98,9 @@ def headline(decision: Decision) -> str:
 
 def decision_words(decision: Decision) -> str:
     """Returns a decision in one line."""
-    plan = decision.plan
-    is_probable = decision.verdict == "probable" and decision.probable is not None
-    if not is_probable and (plan.action == "keep" or decision.is_noisy):
-        return f"{plan_in_words(plan)}: {plan.reason}"
-    better = decision.probable if is_probable and decision.probable else plan
-    words = plan_in_words(better)
-    if better.predicted:
-        words += f", {as_fast(better.predicted.speedup)}"
-    if not is_probable:
-        return words
-    what = "tried" if plan.action != "keep" else "not tried"
-    return f"probably {words}, within the error band; {what}"
+    is_probable = decision.verdict == "probable"
+    plan = decision.probable if is_probable and decision.probable else decision.plan
+    return f"{'probably ' * is_probable}{plan_in_words(plan)}: {plan.reason}"
 
 
 def break_even_words(outcome: Predicted) -> str:

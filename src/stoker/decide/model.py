@@ -50,6 +50,10 @@ _MIN_LOADING = 0.6
 _SPARE = 1.1
 # If loading is shared: step over the best one for which the fewest workers are taken.
 _NEAR_BEST = 1.05
+# Worth of a further replica inside one host (8 GPUs: a little over an eighth of the time of 1) and
+# across hosts (published on p3.16xlarge: 1.8, 3.7, 7.3 times on 2, 4, 8 hosts).
+_SCALING_INSIDE = 0.95
+_SCALING_ACROSS = 0.9
 # CPU efficiency of data hosts after network and serialisation: alone, and where dnn hosts make
 # batches too, so that batches come in order from hosts of different pace. Calibrated on the
 # published runs on p3 (alone) and p4d (both), see tests/keel/test_decide_published.py; a dedicated
@@ -115,18 +119,16 @@ class Cluster:
         dnn: The hosts that train; with `workers` 0 and data hosts they load nothing.
         processes: Trainer processes of one dnn host.
         replicas: Accelerators over today's.
-        scaling: Worth of each further replica, 0 to 1.
     """
 
     dnn: Hosts
-    data: tuple[Hosts, ...] = ()
+    data: Hosts | None = None
     processes: int = 1
     replicas: float = 1.0
-    scaling: float = 1.0
 
     @property
     def hosts(self) -> tuple[Hosts, ...]:
-        return (self.dnn, *self.data)
+        return (self.dnn, self.data) if self.data else (self.dnn,)
 
     def with_workers(self, workers: int | None) -> "Cluster":
         """Returns the cluster with so many loader workers on each dnn host."""
@@ -384,8 +386,10 @@ def _local_lines(work: Work, cluster: Cluster) -> Iterator[_Line]:
     dnn = cluster.dnn
     speed = work.speed(dnn.instance)
     workers = busy_workers(work, cluster)[0]
-    # The global batch stays: N replicas divide it, and each further one is worth `scaling`.
-    pace = cluster.replicas * (cluster.scaling if cluster.replicas > 1 else 1.0)
+    # The global batch stays: replicas divide it.
+    pace = cluster.replicas
+    if pace > 1:
+        pace *= _SCALING_ACROSS if dnn.count > work.hosts else _SCALING_INSIDE
     # Without accelerators the step is CPU work, which a faster CPU shortens.
     if not dnn.instance.accelerators:
         pace *= speed
@@ -421,30 +425,26 @@ def _remote_lines(work: Work, cluster: Cluster, *, is_alone: bool) -> Iterator[_
         cluster: The hosts.
         is_alone: Data hosts make all batches, and need not keep an order with local workers.
     """
-    number = sum(hosts.count for hosts in cluster.data)
-    if not number:
+    data = cluster.data
+    if data is None:
         return
+    number = data.count
     beyond = max(0, number - _MANY_HOSTS)
     worth = _EFFICIENCY if is_alone else _EFFICIENCY_MIXED
     worth *= (number - beyond + _WORTH_BEYOND * beyond) / number
-    cpu = 0.0
-    rate = 0.0
-    for hosts in cluster.data:
-        # The agent encrypts and sends: it takes one vCPU of a large host, else it shares.
-        vcpus = hosts.instance.capacity - (1 if hosts.instance.capacity >= 8 else 0)
-        cpu += hosts.count * worth * vcpus * work.speed(hosts.instance)
-        if seconds := work.worker_seconds(hosts.instance, efficiency=worth):
-            rate += max(hosts.all_workers, hosts.count) / seconds
-    rate *= busy_workers(work, cluster)[1] / _remote_workers(cluster)
-    yield "cpu", 0.0, work.loader_cpu_seconds / cpu
+    # The agent encrypts and sends: it takes one vCPU of a large host, else it shares.
+    vcpus = data.instance.capacity - (1 if data.instance.capacity >= 8 else 0)
+    speed = work.speed(data.instance)
+    yield "cpu", 0.0, work.loader_cpu_seconds / (number * worth * vcpus * speed)
     # One thread of a rank receives: more vCPUs do not help it.
     yield "receive", 0.0, _receive_seconds(work) / _ranks_on(work, cluster)
-    for group in ((cluster.dnn,), cluster.data):
+    for hosts in cluster.hosts:
         # An unknown rate is no limit.
-        gbps = sum(hosts.count * (hosts.instance.sustained_gbps or math.inf) for hosts in group)
+        gbps = hosts.count * (hosts.instance.sustained_gbps or math.inf)
         yield "network", 0.0, work.batch_bytes * 8 / (_NETWORK_EFFICIENCY * gbps * 1e9)
     shared = work.shared_on(number)
-    divided = 1 / rate if rate else 0.0
+    workers = busy_workers(work, cluster)[1]
+    divided = work.worker_seconds(data.instance, efficiency=worth) / workers
     elsewhere = _shared_elsewhere(work, cluster)
     yield "storage" if shared > divided else "latency", elsewhere, shared + divided
 
@@ -465,11 +465,6 @@ def _ranks_on(work: Work, cluster: Cluster) -> int:
     return max(1, round(cluster.dnn.count * cluster.processes * work.ranks / launched))
 
 
-def _remote_workers(cluster: Cluster) -> int:
-    # A data host has one worker at least.
-    return sum(max(hosts.count, hosts.all_workers) for hosts in cluster.data)
-
-
 def shards_on(work: Work, cluster: Cluster) -> int:
     """Returns the stream's shards, as many per rank as today; 0: no limit.
 
@@ -484,8 +479,9 @@ def shards_on(work: Work, cluster: Cluster) -> int:
 def busy_workers(work: Work, cluster: Cluster) -> tuple[int, int]:
     """Returns the workers of the dnn hosts and of the data hosts that can be busy."""
     local = cluster.dnn.all_workers
-    remote = _remote_workers(cluster)
-    if cluster.data and (shards := shards_on(work, cluster)):
+    # A data host has one worker at least.
+    remote = max(cluster.data.count, cluster.data.all_workers) if cluster.data else 0
+    if remote and (shards := shards_on(work, cluster)):
         # As the feed assigns shards: to a data host while one has a free worker.
         remote = min(remote, shards)
         local = min(local, shards - remote)

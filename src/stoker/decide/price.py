@@ -36,8 +36,6 @@ from stoker.units import apart
 
 # Reason of a feasible plan that the user named, and the beginning of an infeasible one's reason.
 ASKED_FOR = "asked for"
-# More than any training run has; each number of hosts makes a plan for each type.
-_MOST_DATA_HOSTS = 256
 # With a complete profile: the model's mean error on the published runs is 6%, see
 # tests/keel/test_decide_published.py.
 _BAND = 0.10
@@ -276,14 +274,14 @@ def make_plan(
 
 
 def _groups(cluster: Cluster) -> Iterator[Group]:
-    for number, hosts in enumerate(cluster.hosts):
-        name = f"data-{number}" if number > 1 else "data"
+    for hosts in cluster.hosts:
+        is_dnn = hosts is cluster.dnn
         yield Group(
-            name=name if number else "dnn",
-            role="data" if number else "dnn",
+            name="dnn" if is_dnn else "data",
+            role="dnn" if is_dnn else "data",
             instance_type=hosts.instance.type,
             count=hosts.count,
-            processes_per_host=None if number else cluster.processes,
+            processes_per_host=cluster.processes if is_dnn else None,
             workers_per_host=hosts.workers,
         )
 
@@ -455,8 +453,8 @@ def check_constraints(constraints: Constraints, catalog: Catalog) -> frozenset[s
     """Returns the allowed types by the catalog's names; None: all.
 
     Raises:
-        UsageError: For a type that is not in the catalog, prices of a region that is not allowed,
-            or more data hosts than any training run needs.
+        UsageError: For a type that is not in the catalog, or prices of a region that is not
+            allowed.
     """
     regions = constraints.regions
     if regions is not None and catalog.region is not None and catalog.region not in regions:
@@ -465,12 +463,6 @@ def check_constraints(constraints: Constraints, catalog: Catalog) -> frozenset[s
             f"{', '.join(regions) or 'no region'} is allowed",
             where="key constraints.regions",
             fix="--prices FILE with prices of an allowed region, or allow this one",
-        )
-    if constraints.max_data_hosts > _MOST_DATA_HOSTS:
-        raise UsageError(
-            f"max_data_hosts {constraints.max_data_hosts} is too large: {_MOST_DATA_HOSTS} at most",
-            where="key constraints.max_data_hosts",
-            fix="the default is 8; a larger cluster is priced with --group",
         )
     if constraints.allowed_instance_types is None:
         return None
@@ -498,31 +490,13 @@ def with_profiled(profile: Profile, catalog: Catalog) -> Catalog:
 
 
 def refuse_undecidable(workload: Workload, catalog: Catalog) -> None:
-    """Raises UsageError for what `decide` would refuse after a profile, or a training run after it.
+    """Raises UsageError for what `decide` would refuse after a profile.
 
-    These are types that nobody knows, today's or allowed ones, prices of a region that is not
-    allowed, an endless search, and a limit in dollars where today's price is not known.
+    These are types that nobody knows, today's or allowed ones, and prices of a region that is not
+    allowed.
     """
-    constraints = workload.known_constraints
-    check_constraints(constraints, catalog)
-    if workload.cluster is None:
-        return
-    name = workload.cluster.dnn.instance_type
-    is_job = catalog.info.needs_training_enum
+    check_constraints(workload.known_constraints, catalog)
     # Of EC2's types there is no list here: nodes of another type may exist.
-    where = f"workload {workload.name}, key cluster.dnn.instance_type"
-    today = catalog.get(name, where=where) if is_job else catalog.find(name)
-    if today is None:
-        return
-    if is_job and not today.in_training_enum:
-        raise UsageError(
-            f"a SageMaker training job cannot use {today.type}",
-            where=where,
-            fix="stoker catalog --platform sagemaker lists others",
-        )
-    if constraints.max_usd is not None and today.usd_per_hour is None:
-        raise UsageError(
-            f"the price of {today.type} is not known, so this limit cannot be checked",
-            where=f"workload {workload.name}, key constraints.max_usd: {constraints.max_usd:g}",
-            fix=f"give its price: {catalog.added_by}; or leave the limit out",
-        )
+    if workload.cluster and catalog.info.needs_training_enum:
+        where = f"workload {workload.name}, key cluster.dnn.instance_type"
+        catalog.get(workload.cluster.dnn.instance_type, where=where)

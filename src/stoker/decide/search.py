@@ -10,10 +10,6 @@ from stoker.decide.price import Space, make_plan
 from stoker.errors import UsageError
 from stoker.records import Action, Group, Plan
 
-# Worth of a further replica inside one host (8 GPUs: a little over an eighth of the time of 1) and
-# across hosts (published on p3.16xlarge: 1.8, 3.7, 7.3 times on 2, 4, 8 hosts).
-_SCALING_INSIDE = 0.95
-_SCALING_ACROSS = 0.9
 _MORE_HOSTS = (2, 4)
 # Local workers gain nothing where the data hosts alone are so far below the accelerator's step.
 _ROOM = 0.85
@@ -93,7 +89,7 @@ def _best_heterogeneous(space: Space, free: Plan | None) -> Iterator[Plan]:
         least = math.inf
         for count in range(1, space.constraints.max_data_hosts + 1):
             data = Hosts(instance=instance, count=count, workers=instance.vcpus)
-            plan = _planned(space, "heterogeneous", replace(base, data=(data,)))
+            plan = _planned(space, "heterogeneous", replace(base, data=data))
             step = plan.predicted.step_seconds if plan.predicted else least
             # Hosts that make a step no shorter are of no use.
             if step > least * _SHORTER:
@@ -121,28 +117,26 @@ def _data_types(space: Space) -> Iterator[Instance]:
 def named(space: Space, groups: Sequence[Group]) -> Plan:
     """Returns the plan of a cluster that the user named.
 
-    Raises UsageError if it has no dnn group or several, or a type that is not in the catalog.
+    Raises UsageError for other groups than one dnn and one data, or a type that is not in the
+    catalog.
     """
-    dnn_groups = [group for group in groups if group.role == "dnn"]
-    if len(dnn_groups) != 1:
+    group, *others = sorted(groups, key=lambda group: group.role, reverse=True)
+    if group.role != "dnn" or [other.role for other in others] not in ([], ["data"]):
         raise UsageError(
-            f"a cluster needs exactly one dnn group, this one has {len(dnn_groups)}",
+            "a cluster has one dnn group, and at most one data group",
             where="--group",
             fix="for example --group dnn=1 --group data=c5.4xlarge:2",
         )
-    (group,) = dnn_groups
     workers = group.workers_per_host
     instance = space.get(group.instance_type)
     cluster = _cluster(space, instance, group.count)
-    data = []
-    for other in groups:
-        if other.role == "data":
-            kind = space.get(other.instance_type)
-            own = other.workers_per_host
-            own = kind.vcpus if own is None else own
-            data.append(Hosts(instance=kind, count=other.count, workers=own))
+    for other in others:
+        kind = space.get(other.instance_type)
+        own = other.workers_per_host
+        data = Hosts(instance=kind, count=other.count, workers=kind.vcpus if own is None else own)
+        cluster = replace(cluster, data=data)
     processes = group.processes_per_host or cluster.processes
-    cluster = replace(cluster, data=tuple(data), processes=processes)
+    cluster = replace(cluster, processes=processes)
     # A group without :WORKERS leaves them to stoker, as a searched cluster does.
     cluster = _settled(space, cluster) if workers is None else cluster.with_workers(workers)
     todays, there = map(_accelerators, (space.today, instance))
@@ -183,7 +177,6 @@ def _cluster(space: Space, instance: Instance, count: int) -> Cluster:
         # A process drives as many accelerators as today.
         processes=max(1, round(work.processes * larger)),
         replicas=max(count * larger / work.hosts, 1e-6),
-        scaling=_SCALING_ACROSS if count > work.hosts else _SCALING_INSIDE,
     )
     return cluster if space.unworkable else tuned(work, cluster)
 

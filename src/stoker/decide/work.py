@@ -5,7 +5,6 @@ that bind today (CPU and workers, the accelerator, or the storage): more CPU nev
 accelerator faster than measured. The measured CPU-seconds of loading are never changed.
 """
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
@@ -24,8 +23,6 @@ _FAR = 1.5
 # caches.
 _NOISE_WAITING = 1.1
 _NOISE_COMPUTING = 1.3
-# Minimum waiting share of a worker's time to count as evidence on its own.
-_MIN_IDLE = 0.05
 # What is corrected where a limit binds today.
 _CORRECTED: Mapping[Limit, tuple[Limit, ...]] = {
     "cpu": LOADING,
@@ -208,16 +205,14 @@ def _shared_seconds(profile: Profile, work: Work, *, wall: float) -> float:
     noise = _NOISE_WAITING if wall > WAITS * cpu else _NOISE_COMPUTING
     if together <= noise * expected:
         return 0.0
-    more = most - fewest
     waits = {rate.workers * work.hosts: rate.wait_seconds for rate in profile.loader_rates}
     few, many = waits[fewest], waits[most]
-    # The longer wait of a batch for each further worker. Where that was not measured, a single
-    # worker that waits is the only evidence.
-    waited = math.inf if wall - cpu > _MIN_IDLE * wall else 0.0
-    if few is not None and many is not None:
-        waited = (many - few) / more
-    # Bounded by a single worker's time for a batch, which includes its wait.
-    bounds = (1 / max(rates.values()), wall / fewest, waited)
+    if few is None or many is None:
+        return 0.0
+    more = most - fewest
+    # At most a single worker's time for a batch, which includes its wait, and the longer wait of a
+    # batch for each further worker.
+    bounds = (1 / max(rates.values()), wall / fewest, (many - few) / more)
     return max(0.0, min((most * together - fewest * alone) / more, *bounds))
 
 

@@ -121,7 +121,7 @@ class Constraints(Record, frozen=True, kw_only=True):
             is refused. The leader counts hosts, prices and time, warns at 80%, and at 100% ends
             the training as SIGTERM does, so that it can save.
         deadline_hours: Maximum hours of the whole training; needs `training`.
-        max_data_hosts: Maximum number of data hosts; 0: no data group.
+        max_data_hosts: Maximum number of data hosts, up to 256; 0: no data group.
         allowed_instance_types: Types that hosts may have, besides today's. None: the whole catalog.
         regions: AWS regions whose prices may be used. None: any.
         prices_file: CSV file of prices, in the catalog's columns, or its text, which pipelines
@@ -134,7 +134,7 @@ class Constraints(Record, frozen=True, kw_only=True):
     max_usd_per_hour: PositiveFloat | None = None
     max_usd: PositiveFloat | None = None
     deadline_hours: PositiveFloat | None = None
-    max_data_hosts: NonNegativeInt = 8
+    max_data_hosts: Annotated[int, msgspec.Meta(ge=0, le=256)] = 8
     allowed_instance_types: Names | None = None
     regions: Names | None = None
     prices_file: Annotated[str, msgspec.Meta(min_length=1)] | None = None
