@@ -35,16 +35,6 @@ _PEER_IS_GONE = re.compile(
     r"SIGTERMException|SignalException",
     re.IGNORECASE,
 )
-# Of a worker that writes a batch to /dev/shm.
-_NO_SHARED_MEMORY = re.compile(
-    r"signal: Bus error|unable to (write to|allocate shared memory\(shm\) for|open|mmap \d+ bytes "
-    r"from|resize|stretch)[a-z ]* ?file <(filename not specified|/torch_)"
-)
-_MORE_SHARED_MEMORY = (
-    "/dev/shm is full, through which torch's workers pass batches (64 MB in a container, unless it "
-    "is given more): --shm-size=2g, kubernetes.shm, fewer workers, or prefetch_factor=1; workers "
-    "of stoker's data hosts need none"
-)
 
 
 def reason_of_failure(
@@ -79,18 +69,11 @@ def said_in(lines: Iterable[str]) -> str:
         return ""
     at = errors[-1]
     words = written[at].strip()
-    following = [line.strip() for line in written[at + 1 : at + 4]]
-    caught = [found["where"] for line in written[:at] if (found := _CAUGHT.search(line))]
     if error := _ERROR.match(words):
-        words = error["what"]
-    # A message that ends so continues in the next line.
-    elif words.endswith(":") and following:
-        words += f" {following[0]}"
-    if caught and not error:
-        words += f" ({caught[-1]})"
-    fix = next((line.removeprefix("try:").strip() for line in following if line[:4] == "try:"), "")
-    fix = fix or fix_of_shared_memory("\n".join(written))
-    return printable("; ".join(filter(None, (words, fix))))
+        fixes = [line[4:].strip() for line in written[at + 1 : at + 4] if line[:4] == "try:"]
+        return printable("; ".join([error["what"], *fixes[:1]]))
+    caught = [found["where"] for line in written[:at] if (found := _CAUGHT.search(line))]
+    return printable(f"{words} ({caught[-1]})" if caught else words)
 
 
 def _is_error(written: Sequence[str], at: int) -> bool:
@@ -115,11 +98,6 @@ def is_of_another(raised: str) -> bool:
 
 def says_peer_is_gone(text: str) -> bool:
     return bool(_PEER_IS_GONE.search(text))
-
-
-def fix_of_shared_memory(words: str) -> str:
-    """Returns what to do where a worker had no room in /dev/shm; empty: that is not the error."""
-    return _MORE_SHARED_MEMORY if _NO_SHARED_MEMORY.search(words) else ""
 
 
 def without_events(lines: Iterable[str]) -> list[str]:

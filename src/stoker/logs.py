@@ -19,16 +19,10 @@ LogValue = str | int | float | bool | None
 
 _PREFIX = "stoker "
 # Start of an event, anywhere in a line: platforms prepend a time, progress bars and other processes
-# half a line. `parse_line` needs the whole line.
+# half a line.
 EVENT_HEAD = re.compile(r"stoker \d{4}-\d\d-\d\dT[\d:.]+Z run=")
-_HEAD = re.compile(r"stoker \S+ run=")
-# A word as `_quote` writes it; what begins with a quote ends with one.
-_WORD = re.compile(r"""\s*+((?:[^\s'"\\]++|'[^']*+'|"[^"]*+")++)""")
-_QUOTED = re.compile(r"""'([^']*)'|"([^"]*)\"""")
 # A terminal's colours.
 _COLOUR = re.compile(r"\x1b\[[\d;:]*m")
-# Characters of a line that a terminal shows; logs have all of them.
-MAX_SHOWN_CHARACTERS = 64 << 10
 # Neither ends a line, moves the cursor, nor is a command: spaces in figures, and what lines have.
 _SHOWN = "\n\t\N{NO-BREAK SPACE}\N{NARROW NO-BREAK SPACE}"
 
@@ -136,17 +130,15 @@ class Log:
 
 
 def parse_line(line: str) -> LogEvent | None:
-    """Returns the event in `line`, or None if there is none; takes time with the line's length."""
-    # Platforms prepend a time or the name of a stream.
-    head = _HEAD.search(line)
+    """Returns the event in `line`, or None if there is none."""
+    head = EVENT_HEAD.search(line)
     if head is None:
         return None
-    words = []
-    at = head.start() + len(_PREFIX)
-    while word := _WORD.match(line, at):
-        words.append(_QUOTED.sub(lambda each: each[1] or each[2] or "", word[1]))
-        at = word.end()
-    if line[at:].strip() or len(words) < 4 or not words[2].startswith("host="):
+    try:
+        words = shlex.split(line[head.start() + len(_PREFIX) :])
+    except ValueError:
+        return None
+    if len(words) < 4 or not words[2].startswith("host="):
         return None
     values = dict(word.split("=", 1) for word in words[4:] if "=" in word)
     return LogEvent(words[0], words[1][4:], words[2][5:], words[3], values)
@@ -192,10 +184,8 @@ def printable(text: str, *, keep: str = "") -> str:
 
 
 def shown(text: str) -> str:
-    """Returns text of others for a terminal: control characters escaped, no colours, bounded."""
-    more = len(text) - MAX_SHOWN_CHARACTERS
-    end = f" ... {more} more characters" if more > 0 else ""
-    return printable(_COLOUR.sub("", text[:MAX_SHOWN_CHARACTERS]), keep=_SHOWN) + end
+    """Returns text of others for a terminal: control characters escaped, and no colours."""
+    return printable(_COLOUR.sub("", text), keep=_SHOWN)
 
 
 def _quote(text: str) -> str:

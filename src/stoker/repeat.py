@@ -7,10 +7,10 @@ Callers say for how long a call is worth repeating, and what they tell the user 
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import TypeVar
 
 from stoker.errors import ServiceError, ServiceErrorKind
-from stoker.pending_error import PendingError
 
 ResultT = TypeVar("ResultT")
 # Returns seconds from an arbitrary beginning, and waits for seconds; tests bring their own.
@@ -26,25 +26,20 @@ MAX_PAUSE_SECONDS = 60.0
 
 def within(seconds: float, work: Callable[[], ResultT]) -> ResultT:
     """Returns the result of `work`, or raises its error, or TimeoutError after `seconds`."""
-    results: list[ResultT] = []
-    failure = PendingError()
-    is_done = threading.Event()
+    future: Future[ResultT] = Future()
 
     def run() -> None:
         try:
-            results.append(work())
+            future.set_result(work())
         except BaseException as err:  # raised below, in the other thread
-            failure.keep(err)
-        finally:
-            is_done.set()
+            future.set_exception(err)
 
     # A daemon: a look-up that hangs must not keep the process alive.
     threading.Thread(target=run, daemon=True).start()
-    if not is_done.wait(seconds):
-        raise TimeoutError(f"no answer within {seconds:g} s")
-    if failure.is_there:
-        raise failure.take()
-    return results[0]
+    try:
+        return future.result(seconds)
+    except TimeoutError:
+        raise TimeoutError(f"no answer within {seconds:g} s") from None
 
 
 def may_pass(error: ServiceError) -> bool:

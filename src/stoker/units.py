@@ -49,14 +49,6 @@ def usd(value: float | None, *, is_estimate: bool = False) -> str:
     return f"{mark}${digits(value, 3)}"
 
 
-def apart(one: float, other: float) -> tuple[str, str]:
-    """Writes two figures with two decimals, or with more if they look the same."""
-    places = 2
-    while one != other and places < 9 and f"{one:.{places}f}" == f"{other:.{places}f}":
-        places += 1
-    return f"{one:,.{places}f}", f"{other:,.{places}f}"
-
-
 def percent(fraction: float | None) -> str:
     """Writes `0.64` as `64%`, and `0.022` as `2.2%`."""
     if fraction is None:

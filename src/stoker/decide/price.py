@@ -32,7 +32,6 @@ from stoker.records import (
     Workload,
 )
 from stoker.records.decision import NOMINAL, UNPRICED, Limit
-from stoker.units import apart
 
 # Reason of a feasible plan that the user named, and the beginning of an infeasible one's reason.
 ASKED_FOR = "asked for"
@@ -441,8 +440,7 @@ def _problem_of(space: Space, cluster: Cluster, outcome: Predicted | None) -> st
         limits.append(("$ for the run", outcome.run_usd, "max_usd", constraints.max_usd))
     for unit, value, name, limit in limits:
         if value is not None and limit is not None and value > limit * SAME:
-            figure, bound = apart(value, limit)
-            return f"{figure} {unit} is above {name}, {bound}"
+            return f"{value:,.2f} {unit} is above {name}, {limit:,.2f}"
     return ""
 
 

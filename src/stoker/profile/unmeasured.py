@@ -8,7 +8,6 @@ from pathlib import Path
 import msgspec
 
 from stoker.errors import StokerError, UsageError, WorkloadError
-from stoker.failure_reasons import fix_of_shared_memory
 from stoker.launch.failures import read_failure
 from stoker.profile.rank_results import RankResult
 from stoker.records import write_text
@@ -111,7 +110,7 @@ def why_failed(output: Path | None, *, exit_code: int | None, failure: str | Non
     error = WorkloadError(
         f"{what}: {first.raised}",
         where=", ".join([f"rank {first.rank}", *place[-1:]]),
-        fix=fix_of_shared_memory(first.traceback) or fix,
+        fix=fix,
     )
     error.add_note(first.traceback)
     return error
