@@ -43,51 +43,37 @@ def from_training_job(name: str, *, aws: Aws) -> tuple[str, str]:
             f"training job {name} names an algorithm, not an image that stoker could run in",
             fix="name a job with an image, such as AWS's framework images",
         )
-    ended = ", ".join(
-        f"{text(metric, 'MetricName')} {metric.get('Value')}"
-        for metric in mappings(job, "FinalMetricDataList")
-    )
     notes = [
         f"Made from SageMaker's training job {name} ({text(job, 'TrainingJobStatus')}, created "
         f"{text(job, 'CreationTime')[:10]}, {aws.region}). All keys: stoker schema workload.",
         "image: stoker must be in it. Build an image on top of it (containers/launcher), and put "
         "its address here.",
         "The job does not say how good the model must be, nor how long it trains: add gate and "
-        "training." + (f" The job's metrics ended at {ended}." if ended else ""),
+        "training.",
     ]
-    channels = dict(channels_of(job))
     given = {key: decoded(str(v)) for key, v in mapping(job, "HyperParameters").items()}
     command, source = _start(job, given, notes)
     dnn = _hosts(job, notes)
-    if processes := _processes(given):
-        dnn["processes_per_host"] = processes
+    is_distributed = any(key.endswith("_enabled") and v is True for key, v in given.items())
+    if "sagemaker_program" in given and not is_distributed:
+        # Script mode without `distribution` starts one process, whatever the GPUs.
+        dnn["processes_per_host"] = 1
     # The others are for SageMaker's toolkit, which stoker's launcher replaces.
     options = {key: value for key, value in given.items() if not key.startswith("sagemaker_")}
-    for key in [key for key, value in options.items() if is_secret(key, str(value))]:
-        del options[key]
-        notes.append(f"hyperparameters.{key} is left out: it looks like a secret.")
-    variables = mapping(job, "Environment").items()
-    secrets = [key for key, value in variables if is_secret(key, str(value))]
+    plain, hidden = _parted(options)
+    notes += [f"hyperparameters.{key} is left out: it looks like a secret." for key in hidden]
+    variables, secrets = _parted(mapping(job, "Environment"))
     notes += [
         f"secrets.{key}: keep its value in Secrets Manager, and put its ARN here."
         for key in secrets
     ]
     default_mode = text(job, "AlgorithmSpecification", "TrainingInputMode")
-    data = {
+    channels = {
         key: _channel(channel, default_mode)
-        for key, channel in channels.items()
+        for key, channel in channels_of(job)
         if _uri(channel) not in ("", source)
     }
     name = re.sub(r"[^a-z0-9]+", "-", _STAMP.sub("", name).lower())[:_MAX_NAME].strip("-")
-    settings: dict[str, Json] = {
-        "role": job.get("RoleArn"),
-        "output_uri": text(job, "OutputDataConfig", "S3OutputPath").rstrip("/"),
-        "region": aws.region,
-        "source": source,
-        "max_run_seconds": mapping(job, "StoppingCondition").get("MaxRuntimeInSeconds"),
-        "checkpoint_uri": text(job, "CheckpointConfig", "S3Uri"),
-        "request": _request(job, aws, data, notes),
-    }
     document: dict[str, Json] = {
         "schema": "stoker.workload/v1",
         "name": name or "training",
@@ -95,17 +81,34 @@ def from_training_job(name: str, *, aws: Aws) -> tuple[str, str]:
         "image": image,
         "platform": "sagemaker",
         "cluster": {"dnn": dnn},
-        "channels": data,
-        "hyperparameters": options,
+        "channels": channels,
+        "hyperparameters": plain,
         "secrets": {key: f"arn:aws:secretsmanager:REGION:ACCOUNT:secret:{key}" for key in secrets},
-        "sagemaker": {key: value for key, value in settings.items() if value},
+        "sagemaker": _known(
+            {
+                "role": job.get("RoleArn"),
+                "output_uri": text(job, "OutputDataConfig", "S3OutputPath").rstrip("/"),
+                "region": aws.region,
+                "source": source,
+                "max_run_seconds": mapping(job, "StoppingCondition").get("MaxRuntimeInSeconds"),
+                "checkpoint_uri": text(job, "CheckpointConfig", "S3Uri"),
+                "request": _request({**job, "Environment": variables}, channels, notes),
+            }
+        ),
     }
-    head = "".join(
-        textwrap.indent(textwrap.fill(note, 96, break_on_hyphens=False), "# ") + "\n"
-        for note in notes
-    )
-    body = workload_yaml({key: value for key, value in document.items() if value})
-    return name or "training", head + body
+    lines = (textwrap.fill(note, 96, break_on_hyphens=False) for note in notes)
+    head = "".join(f"{textwrap.indent(line, '# ')}\n" for line in lines)
+    return name or "training", head + workload_yaml(_known(document))
+
+
+def _known(settings: Document) -> dict[str, Json]:
+    return {key: value for key, value in settings.items() if value}
+
+
+def _parted(values: Document) -> tuple[dict[str, Json], list[str]]:
+    """Returns the values that may be written, and the names of those that look like secrets."""
+    hidden = [key for key, value in values.items() if is_secret(key, str(value))]
+    return {key: value for key, value in values.items() if key not in hidden}, hidden
 
 
 def _start(job: Document, given: Document, notes: list[str]) -> tuple[list[str], str]:
@@ -117,7 +120,7 @@ def _start(job: Document, given: Document, notes: list[str]) -> tuple[list[str],
             f"training job {text(job, 'TrainingJobName')} was started by stoker",
             fix="use the workload that it was started with",
         )
-    program = str(given.get("sagemaker_program", ""))
+    program = text(given, "sagemaker_program")
     if not program and not words:
         notes.append(
             "command: the job names no program. SageMaker ran the image's entry point (docker "
@@ -136,21 +139,9 @@ def _start(job: Document, given: Document, notes: list[str]) -> tuple[list[str],
     return [*run, program], source
 
 
-def _processes(given: Document) -> Json:
-    """Returns the processes on each host, as the SDK's `distribution` set them; None: by GPU."""
-    count = given.get("sagemaker_mpi_num_of_processes_per_host")
-    if isinstance(count, int) and count > 0:
-        return count
-    is_distributed = any(key.endswith("_enabled") and v is True for key, v in given.items())
-    return None if is_distributed or "sagemaker_program" not in given else 1
-
-
 def _hosts(job: Document, notes: list[str]) -> dict[str, Json]:
     """Returns `cluster.dnn`."""
-    resources = dict(mapping(job, "ResourceConfig"))
-    # Of several types (InstancePreferences), the one that the job got.
-    for key in ("InstanceType", "InstanceCount"):
-        resources[key] = resources.get(f"Selected{key}") or resources.get(key)
+    resources = mapping(job, "ResourceConfig")
     groups = mappings(resources, "InstanceGroups") or [resources]
     # The job does not say which of its groups trains: rather one with accelerators.
     gpus = [each for each in groups if re.match(r"ml\.(p|g|trn)", text(each, "InstanceType"))]
@@ -177,43 +168,29 @@ def _uri(channel: Json) -> str:
 
 
 def _channel(channel: Json, default_mode: str) -> dict[str, Json]:
+    # A file system is mounted: never copied or streamed.
     source = mapping(channel, "DataSource", "S3DataSource")
-    kept: dict[str, Json] = {"uri": _uri(channel)}
-    # Those of a file system are mounted: never copied or streamed.
-    values: dict[str, Json] = {
-        "data_type": source.get("S3DataType"),
-        "distribution": source.get("S3DataDistributionType"),
-        "mode": text(channel, "InputMode") or default_mode,
+    values = {
+        "data_type": text(source, "S3DataType"),
+        "distribution": text(source, "S3DataDistributionType"),
+        "mode": (text(channel, "InputMode") or default_mode) if source else "",
     }
-    defaults = ("S3Prefix", "FullyReplicated", "File", None, "")
-    if source:
-        kept |= {key: value for key, value in values.items() if value not in defaults}
-    return kept
+    defaults = ("S3Prefix", "FullyReplicated", "File", "")
+    kept = {key: value for key, value in values.items() if value not in defaults}
+    return {"uri": _uri(channel), **kept}
 
 
-def _request(job: Document, aws: Aws, data: Document, notes: list[str]) -> dict[str, Json]:
+def _request(job: Document, channels: Document, notes: list[str]) -> dict[str, Json]:
     """Returns the rest of the request, as it is."""
     settable = service_model("sagemaker").operation_model("CreateTrainingJob").input_shape.members
     settings = {key: value for key, value in job.items() if key in settable}
-    settings["Environment"] = {
-        key: value
-        for key, value in mapping(settings, "Environment").items()
-        if not is_secret(key, str(value))
-    }
     reserved = {**RESERVED, **dict.fromkeys(_NOT_FOR_GROUPS, "")}
     request = dict(mapping(unreserved(settings, reserved)))
     # What a channel has beyond its name: the workload has no key for it.
     request["InputDataConfig"] = [
-        channel for key, channel in channels_of(request) if key in data and len(channel) > 1
+        channel for key, channel in channels_of(request) if key in channels and len(channel) > 1
     ]
-    try:
-        arn = text(job, "TrainingJobArn")
-        listed = aws.pages("sagemaker", "ListTags", items="Tags", ResourceArn=arn)
-        # Only AWS may set its own.
-        request["Tags"] = [dict(tag) for tag in listed if not text(tag, "Key").startswith("aws:")]
-    except ServiceError as err:
-        notes.append(f"sagemaker.request.Tags: they could not be read ({err.code or err.what}).")
     left = [path.replace(" ", ".") for path in _NOT_FOR_GROUPS if text(job, *path.split())]
     if left:
         notes.append(f"Not taken, as jobs with data hosts cannot have it: {', '.join(left)}.")
-    return {key: value for key, value in request.items() if value}
+    return _known(request)
