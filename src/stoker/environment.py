@@ -72,7 +72,6 @@ class RunSettings:
         roles: Roles of groups by name. Groups named `data...` need none.
         profile: The workload's key `profile`. None: the run is no profile.
         profile_file: File to which the leader of a profile writes profile.json.
-        workload_sha256: Digest of the workload, for the training record.
         image: Container image of a profile's hosts, for its record.
         code_file: Package (.tar.gz) of the training's code, in which the command runs.
         requirements: SageMaker: the workload's key sagemaker.requirements.
@@ -98,7 +97,6 @@ class RunSettings:
     engine_hosts: Mapping[str, EngineHost] = field(default_factory=dict)
     profile: ProfileSettings | None = None
     profile_file: Path | None = None
-    workload_sha256: str | None = None
     image: str | None = None
     code_file: Path | None = None
     requirements: str = "auto"
@@ -122,7 +120,6 @@ class RunSettings:
             feed=workload.feed,
             strategy=workload.strategy,
             engine=workload.engine_settings,
-            workload_sha256=workload.digest(),
             metric_patterns={} if profile else workload.metric_patterns,
             profile=profile,
             replace_dataloader=replaced,

@@ -94,7 +94,6 @@ def evaluate(
         today=today,
     )
     return Evaluation(
-        workload_sha256=workload.digest(),
         passed=outcome.is_good,
         reason=outcome.reason,
         metrics=dict(sorted(training.metrics.items())),
@@ -140,7 +139,6 @@ def model_metadata(workload: Workload, training: Training, decision: Decision) -
 def lost_training(workload: Workload, decision: Decision) -> Training:
     """Returns the record of a failed training run that left none."""
     return Training(
-        workload_sha256=workload.digest(),
         status="failed",
         groups=decision.plan.groups,
         job=Job(platform=workload.platform, name=workload.name),

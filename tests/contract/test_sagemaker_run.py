@@ -54,7 +54,10 @@ LOOK = ("sagemaker", "DescribeTrainingJob")
 NOT_FOUND = (*LOOK, "ValidationException", "Requested resource not found.")
 OUTPUTS = f"s3://{BUCKET}/out/{NAME}/output/output.tar.gz"
 MODEL = f"s3://{BUCKET}/out/{{}}/output/model.tar.gz"
-ROLE_LINE = "stoker T run=mnist-1 host={0} host_role group={1} role={1} type=x leader=algo-2"
+ROLE_LINE = (
+    "stoker 2026-11-01T12:00:00.000Z run=mnist-1 host={0} host_role group={1} role={1} type=x "
+    "leader=algo-2"
+)
 
 
 @pytest.fixture

@@ -253,7 +253,7 @@ class SageMakerJob:
         self._job = run.name
         for host, group in self.hosts.items():
             role = f"group={group} role={group} type=x leader=algo-2"
-            said = f"stoker T run={run.name} host={host} host_role {role}"
+            said = f"stoker 2026-11-01T12:00:00.000Z run={run.name} host={host} host_role {role}"
             put_lines(self._aws, host, said, job=self._job)
 
     def say(self, *texts: str) -> None:

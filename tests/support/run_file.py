@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 _MARK = "RUN_"
-_TEXTS = ("run_id", "strategy", "workload_sha256", "image", "requirements")
+_TEXTS = ("run_id", "strategy", "image", "requirements")
 _FILES = ("code_file", "profile_file", "more_hyperparameters")
 
 

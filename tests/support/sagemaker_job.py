@@ -21,7 +21,6 @@ from support import builders
 
 IMAGE = "123456789012.dkr.ecr.eu-west-1.amazonaws.com/stoker:1.0"
 ROLE = "arn:aws:iam::123456789012:role/stoker-train"
-DIGEST = "0123456789abcdef" * 4
 KEY = "arn:aws:kms:eu-west-1:123456789012:key/1234abcd-12ab-34cd-56ef-1234567890ab"
 
 SPOT = {"EnableManagedSpotTraining": True, "StoppingCondition": {"MaxWaitTimeInSeconds": 7200}}
@@ -50,7 +49,7 @@ def job(*groups, sagemaker=SETTINGS, **changes) -> JobSpec:
         channels={"train": Channel(uri="s3://bucket/mnist")},
         hyperparameters={"lr": 0.1, "fast": True, "name": "resnet"},
         image=IMAGE,
-        settings=RunSettings(workload_sha256=DIGEST),
+        settings=RunSettings(),
     )
     for_platforms = PlatformSettings(sagemaker=sagemaker)
     return dataclasses.replace(spec, platform_settings=for_platforms, **changes)

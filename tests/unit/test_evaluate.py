@@ -74,8 +74,8 @@ def _decision(**changes):
     return Decision(**(known | changes))
 
 
-def _profile(sha=None):
-    return builders.profile(workload_sha256=sha, step_seconds=0.06, global_batch_size=64)
+def _profile():
+    return builders.profile(step_seconds=0.06, global_batch_size=64)
 
 
 def _bounds(**bounds):
@@ -83,7 +83,7 @@ def _bounds(**bounds):
 
 
 def _training(
-    *, status="succeeded", step=0.033, usd=None, steps=100, groups=(DNN, DATA), sha=None, **metrics
+    *, status="succeeded", step=0.033, usd=None, steps=100, groups=(DNN, DATA), **metrics
 ):
     measured = Measured(
         step_seconds=step,
@@ -94,7 +94,6 @@ def _training(
         usd_per_1000_steps=usd,
     )
     return Training(
-        workload_sha256=sha,
         status=status,
         groups=groups,
         measured=measured,

@@ -29,7 +29,6 @@ from stoker.records import Channel, FeedSettings, Json
 from stoker.records.training import Budget
 from support.sagemaker_job import (
     DATA,
-    DIGEST,
     DNN,
     SPOT,
     group,
@@ -58,7 +57,6 @@ def test_the_launcher_reads_what_the_request_tells_it():
         feed=feed,
         strategy="torchrun",
         replace_dataloader=True,
-        workload_sha256=DIGEST,
     )
     spec = job(dnn, DATA, settings=settings)
     assert environment(spec)["STOKER_RUN"] == "/opt/ml/input/data/stoker_token/run.json"
@@ -68,7 +66,6 @@ def test_the_launcher_reads_what_the_request_tells_it():
     assert told.workers == {"dnn": 0}
     assert (told.strategy, told.processes_per_host) == ("torchrun", 4)
     assert told.replace_dataloader
-    assert told.workload_sha256 == DIGEST
     assert told.profile is None
     assert told.code_file == Path("/opt/ml/input/data/stoker_code/code.tar.gz")
 

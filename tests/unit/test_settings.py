@@ -92,7 +92,7 @@ def test_platform_and_channels_tell_whether_hosts_share_a_storage(platform, uris
 HOST = {"run_id": "mnist", "host": "algo-1", "group": "dnn", "advertise": "10.0.0.1", "port": 7700}
 LIMITS = {"restarts": 2, "max_run_seconds": 7200, "processes_per_host": 4}
 RANK = {"rank": 3, "world_size": 8, "local_rank": 1, "local_world_size": 4}
-LEADER = {"coordinator": "algo-1:7600", "launcher_pid": 17, "workload_sha256": "0" * 64}
+LEADER = {"coordinator": "algo-1:7600", "launcher_pid": 17}
 FILES = ("base_dir", "token_file", "profile_file", "code_file")
 PATHS = {name: Path("/ml", name) for name in (*FILES, "output", "metrics")}
 FULL = ProcessSettings(

@@ -116,7 +116,6 @@ def decide(inputs: DecisionInputs) -> Decision:
     profile = space.profile
     decision = Decision(
         profile_sha256=sha256_of(inputs.profile),
-        workload_sha256=profile.workload_sha256,
         workload_keys=own_keys(profile.workload_keys, is_elsewhere=space.taken is not None),
         bottleneck=space.bottleneck,
         action=chosen.action,

@@ -128,7 +128,6 @@ def _record(
         run.log.event(EventName.FEED_UNUSED, text=why)
         server.note(why, host=topology.host)
     return Training(
-        workload_sha256=settings.workload_sha256,
         status=outcome.status,
         exit_code=outcome.exit_code,
         failure=outcome.failure,

@@ -85,7 +85,6 @@ def profile(
     record = read_json(output / FILE, Profile)
     return msgspec.structs.replace(
         record,
-        workload_sha256=workload.digest(),
         workload_keys=workload.profile_keys(today=group),
         what={**record.what, "command": [*workload.command], **git_state(Path.cwd())},
         origin=ProfileOrigin(measured_at=now_utc(), image=workload.image),

@@ -8,6 +8,7 @@ import os
 import re
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, TypeVar, cast
 
@@ -184,26 +185,21 @@ def write_json(path: Path | str, record: Record) -> None:
 def write_text(path: Path | str, text: str) -> None:
     """Writes a file atomically: temporary file, fsync, rename. Raises UsageError if it cannot."""
     target = Path(path)
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        # Not mkstemp, whose mode ignores the umask; reading the umask sets it for all threads.
-        temporary = target.parent / f".{target.name}.{secrets.token_hex(4)}"
-        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-    except OSError as err:
-        raise UsageError(f"cannot write {path}: {err}", fix="name another file") from None
-    try:
         # A half of a surrogate pair, as names of files have, must not end a run.
-        with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as stream:
+        with temporary.open("x", encoding="utf-8", errors="backslashreplace") as stream:
             stream.write(text)
             stream.flush()
             # Before the rename: a crash in between would leave an empty file.
             os.fsync(stream.fileno())
         os.replace(temporary, target)
     except OSError as err:
-        temporary.unlink(missing_ok=True)
-        raise UsageError(
-            f"cannot write {path}: {err}", fix="free some space, or name another file"
-        ) from None
+        with suppress(OSError):
+            temporary.unlink()
+        fix = "free some space, or name another file"
+        raise UsageError(f"cannot write {path}: {err}", fix=fix) from None
 
 
 def sha256_of(record: Record | Document) -> str:

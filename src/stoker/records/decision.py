@@ -284,7 +284,6 @@ class Decision(Record, frozen=True, kw_only=True):
     Attributes:
         schema: Version of the file format.
         profile_sha256: Digest of the profile.
-        workload_sha256: As in the profile.
         workload_keys: As in the profile; without its hosts if it was scaled to another type.
         bottleneck: What limits today's step. workers: too few; latency: each worker waits for its
             reads; storage: they share what they wait for; launch: the accelerator idles though no
@@ -314,7 +313,6 @@ class Decision(Record, frozen=True, kw_only=True):
 
     schema: Literal["stoker.decision/v1"] = "stoker.decision/v1"
     profile_sha256: str | None = None
-    workload_sha256: str | None = None
     workload_keys: dict[str, str] | None = None
     bottleneck: Bottleneck
     action: Action

@@ -477,7 +477,6 @@ class Profile(Record, frozen=True, kw_only=True):
 
     Attributes:
         schema: Version of the file format.
-        workload_sha256: Digest of command, strategy and engine.
         workload_keys: Keys that affect the measurement; workloads with other values are refused.
         host: The hosts that were measured.
         step: Parts of the step.
@@ -496,7 +495,6 @@ class Profile(Record, frozen=True, kw_only=True):
     """
 
     schema: Literal["stoker.profile/v1"] = "stoker.profile/v1"
-    workload_sha256: str | None = None
     workload_keys: dict[str, str] | None = None
     host: ProfiledHost
     step: StepTerms

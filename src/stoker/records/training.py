@@ -235,8 +235,7 @@ class Training(Record, frozen=True, kw_only=True):
 
     Attributes:
         schema: Version of the file format.
-        workload_sha256: Digest of command, strategy and engine. None: the run had no workload.
-        workload_keys: These keys with their values.
+        workload_keys: Keys of the workload that a measurement depends on. None: it had none.
         status: succeeded: exit code 0; failed: another one, or a host was lost; stopped: by a
             signal.
         exit_code: Exit code of the training command.
@@ -275,7 +274,6 @@ class Training(Record, frozen=True, kw_only=True):
     """
 
     schema: Literal["stoker.training/v1"] = "stoker.training/v1"
-    workload_sha256: str | None = None
     workload_keys: dict[str, str] | None = None
     status: EndState
     exit_code: int | None = None
@@ -474,7 +472,6 @@ class Evaluation(Record, frozen=True, kw_only=True):
 
     Attributes:
         schema: Version of the file format.
-        workload_sha256: Digest of command, strategy and engine. None: the run had no workload.
         passed: Whether the training succeeded, did a step, and passed all gates.
         reason: Why it did not pass; empty if it did.
         gates: Result of each gate.
@@ -485,7 +482,6 @@ class Evaluation(Record, frozen=True, kw_only=True):
     """
 
     schema: Literal["stoker.evaluation/v1"] = "stoker.evaluation/v1"
-    workload_sha256: str | None = None
     passed: bool
     reason: str = ""
     metrics: dict[str, Metric] = {}

@@ -25,7 +25,6 @@ from stoker.records.base import (
     PositiveFloat,
     PositiveInt,
     Record,
-    sha256_of,
 )
 from stoker.records.engine import EngineName, EngineSettings, StrategyName
 from stoker.records.hyperparameters import Hyperparameters
@@ -593,22 +592,11 @@ class Workload(PlatformSettings, frozen=True, kw_only=True):
             part = hashlib.sha256(branch.encode()).hexdigest()[:_BRANCH_DIGEST]
         return f"{self.name}-{part}-{short}"
 
-    def digest(self) -> str:
-        """Returns the digest of command, strategy and engine: 64 hexadecimal digits.
-
-        Name, gate, constraints, settings and data do not change it. The cluster is compared by
-        `profile_keys`.
-        """
-        return sha256_of(
-            {
-                "command": self.command,
-                "strategy": self.strategy,
-                "engine": self.engine_settings.name,
-            }
-        )
-
     def profile_keys(self, *, today: TodaysGroup | None = None) -> dict[str, str]:
-        """Returns `workload_keys` of the measured hosts, by default of `cluster`."""
+        """Returns `workload_keys` of the measured hosts, by default of `cluster`.
+
+        Name, gate, constraints, settings and data are none of them.
+        """
         return workload_keys(
             command=self.command,
             strategy=self.strategy,

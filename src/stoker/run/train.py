@@ -510,7 +510,6 @@ def record_of_job(
     lineage |= {**job.lineage, **end.lineage}
     outside = Training(
         job=ran,
-        workload_sha256=settings.workload_sha256,
         workload_keys=workload_keys(
             command=job.command, strategy=settings.strategy, engine=settings.engine.name
         ),
