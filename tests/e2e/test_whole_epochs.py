@@ -88,8 +88,9 @@ def test_record_adds_up_to_the_time_that_the_script_sees(tmp_path):
     assert times == whole.times
     last = rows[-1].compute_seconds
     assert last >= 0.02 + 0.3
-    pauses = (EPOCHS - 1) * times.pause_seconds()
-    inside = measured.whole_step_seconds - times.pause_seconds() / times.steps
+    each = sum(pause.seconds for pause in times.pauses)
+    pauses = (EPOCHS - 1) * each
+    inside = measured.whole_step_seconds - each / times.steps
     usual = median(block_means(steady(rows), lambda row: row.compute_seconds))
     end = max(0.0, last - usual)
     assert seen["steps"] * inside + pauses == pytest.approx(whole.seconds - end)

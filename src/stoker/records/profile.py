@@ -174,10 +174,6 @@ class EpochTimes(Record, frozen=True, kw_only=True):
             figures["epoch_steps"] = self.steps
         return figures
 
-    def pause_seconds(self) -> float:
-        """Returns the seconds of an epoch's known pauses."""
-        return sum(pause.seconds for pause in self.pauses)
-
     def whole_step_seconds(self, step_seconds: float, *, pause: PauseField = "seconds") -> float:
         """Returns the seconds of a step with its share of all that whole epochs have beyond it.
 
@@ -188,10 +184,6 @@ class EpochTimes(Record, frozen=True, kw_only=True):
         inside = self.inside_seconds or 0.0
         pauses = sum(getattr(each, pause) for each in self.pauses)
         return step_seconds + inside + (pauses / self.steps if self.steps else 0.0)
-
-    def whole_wait_seconds(self, wait_seconds: float) -> float:
-        """Returns the wait of a step with its share of the waits for first batches."""
-        return wait_seconds + (self.start.seconds / self.steps if self.start and self.steps else 0)
 
 
 class ProfileOrigin(Record, frozen=True, kw_only=True):

@@ -203,7 +203,6 @@ class Counts:
         """Counts a batch of a worker."""
         work = self._of(worker)
         work.batches += is_wanted
-        work.duplicates += not is_wanted
         work.frame_bytes += nbytes
         work.cpu_seconds += made.cpu_seconds
         work.busy_seconds += made.wall_seconds

@@ -19,7 +19,7 @@ from stoker.host.gpus import GpuState
 
 # To be raised with every change that an older peer would misread: of these messages, of a worker's,
 # of what is pickled. tests/contract/test_wire_version.py pins them.
-PROTOCOL_VERSION = 25
+PROTOCOL_VERSION = 26
 
 # Random first bytes of a connection to the batch port.
 TICKET_BYTES = 32
@@ -129,7 +129,7 @@ class HostWork(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Work of one host's data workers for a rank so far.
 
     Attributes:
-        batches: Those that the rank used, without `duplicates`, which came after another host's.
+        batches: Those that the rank used: not what came after another host's.
         moved: Batches reassigned because the host was lost, declined them, or was late.
         credits: Limit of `in_flight`; 0: the host is gone.
         num_workers: Workers that have made a batch.
@@ -139,7 +139,6 @@ class HostWork(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     is_local: bool = False
     batches: int = 0
     frame_bytes: int = 0
-    duplicates: int = 0
     moved: int = 0
     in_flight: int = 0
     credits: int = 0
