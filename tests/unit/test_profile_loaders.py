@@ -96,10 +96,10 @@ def test_images_of_floats_are_counted(images):
     ("script", "vcpus", "seconds", "counts"),
     [
         (0, 1, 54, [1]),
-        (6, 8, 54, [8, 1, 6, 4]),
-        (0, 16, 54, [16, 1, 8, 2, 4]),
+        (6, 8, 54, [8, 1, 6]),
+        (0, 16, 54, [16, 1, 2, 4, 8]),
         (4, 8, 54, [8, 1, 4]),
-        (0, 96, 18, [96, 1, 48, 2, 4, 8]),
+        (0, 96, 18, [96, 1, 2, 4, 8, 16]),
     ],
 )
 def test_loaders_are_tried_at_one_at_todays_and_from_there_up_to_all_vcpus(

@@ -13,7 +13,6 @@ CGROUP = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")
 # Requests of a pod's container, in thousandths of a vCPU.
 CPU_REQUEST = "STOKER_CPU_REQUEST_MILLI"
-_ACCELERATOR = re.compile(r"nvidia\d+")
 # How CUDA_VISIBLE_DEVICES names a GPU.
 _NAMED = re.compile(r"\s*(\d|GPU-|MIG-)")
 # Version 1 of cgroups shows "no limit" as a number of nearly 2**63.
@@ -31,7 +30,12 @@ def vcpu_capacity() -> float:
     The least of affinity, quota of its groups, and the request of its pod: a pod without a limit
     may use its whole node only while others do not.
     """
-    return min(num_cpus(), cpu_quota() or math.inf, requested_vcpus() or math.inf)
+    return min(vcpu_limit(), requested_vcpus() or math.inf)
+
+
+def vcpu_limit() -> float:
+    """Returns the vCPUs that this process may use while others idle."""
+    return min(num_cpus(), cpu_quota() or math.inf)
 
 
 def requested_vcpus(environ: Mapping[str, str] = os.environ) -> float | None:
@@ -155,9 +159,7 @@ def num_accelerators(environ: Mapping[str, str]) -> int:
     if visible is not None:
         # CUDA ends the list at the first entry that names none.
         return len([*takewhile(_NAMED.match, visible.split(","))])
-    with contextlib.suppress(OSError):
-        return sum(bool(_ACCELERATOR.fullmatch(name)) for name in os.listdir("/dev"))
-    return 0
+    return len([*Path("/dev").glob("nvidia[0-9]*")])
 
 
 def turn_off_core_dumps() -> None:

@@ -125,6 +125,8 @@ def _is_free(port: int) -> bool:
     return True
 
 
+# Without locking the index against the user's own git. No tag matches: the digest is the name.
+_DESCRIBE = "git --no-optional-locks describe --always --dirty --abbrev=40 --match="
 _SECONDS = 5.0
 
 
@@ -133,16 +135,13 @@ def git_state(folder: Path) -> dict[str, str | bool]:
 
     Empty outside of a checkout, or without git. Blocks for 5 s at most.
     """
-    command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=40"]
     try:
         done = subprocess.run(
-            # No tag matches: the commit is named by its digest.
-            [*command, "--match="],
+            _DESCRIBE.split(),
+            cwd=folder,
             capture_output=True,
             text=True,
             timeout=_SECONDS,
-            # Do not lock the index against the user's own git.
-            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired):

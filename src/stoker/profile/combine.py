@@ -31,6 +31,9 @@ from stoker.records import (
 from stoker.records.base import Value
 from stoker.records.profile import GpuLoads, busy_share, during_steps
 
+# Clocks are read at slightly different times: only more than this was more than the pod asks for.
+_MORE_THAN_ASKED = 1.05
+
 
 def combine(
     ranks: Sequence[RankResult],
@@ -63,12 +66,7 @@ def combine(
             f"only ranks {present} of {ranks[0].world_size} left results",
             fix="read the log of the missing ranks, and profile again",
         )
-    if any(is_throttled(rank.evidence) for rank in ranks):
-        # The loader alone was stopped by the quota, too, which is no waiting for data.
-        ranks = [
-            msgspec.structs.replace(rank, drains=tuple(map(_without_waiting, rank.drains)))
-            for rank in ranks
-        ]
+    ranks = _comparable(ranks)
     first = ranks[0]
     # All others wait for the rank whose steps wait longest: as in a run's record.
     waiting = ranks[waits_longest({place: rank.wait_share for place, rank in enumerate(ranks)})]
@@ -162,8 +160,26 @@ def host_of(rank: RankResult, *, group: TodaysGroup, settings: ProfileSettings) 
     )
 
 
-def _without_waiting(drain: Drain) -> Drain:
-    return msgspec.structs.replace(drain, wall_seconds=drain.cpu_seconds)
+def _comparable(ranks: Sequence[RankResult]) -> Sequence[RankResult]:
+    """Returns ranks whose figures can be compared with each other."""
+    is_stopped = any(is_throttled(rank.evidence) for rank in ranks)
+    used = defaultdict[str, float](float)
+    for rank in ranks:
+        used[rank.host] += rank.used_vcpus
+    comparable = []
+    for rank in ranks:
+        drains = rank.drains
+        vcpus = rank.vcpus
+        if is_stopped:
+            # The loader alone was stopped by the quota, too, which is no waiting for data.
+            drains = tuple(
+                msgspec.structs.replace(drain, wall_seconds=drain.cpu_seconds) for drain in drains
+            )
+        if used[rank.host] > _MORE_THAN_ASKED * vcpus:
+            # A pod without a limit may use the idle CPUs of its node: the step had them.
+            vcpus = max(vcpus, min(rank.most_vcpus, round(used[rank.host], 2)))
+        comparable.append(msgspec.structs.replace(rank, drains=drains, vcpus=vcpus))
+    return comparable
 
 
 # CPU time and time of one rank's part of a step.

@@ -185,14 +185,11 @@ def worker_counts(*, script: int, vcpus: int, seconds: float) -> list[int]:
         vcpus: Of this rank.
         seconds: Time for all of them: less than 3 s each leave out the last ones.
     """
-    # Every vCPU busy (what loading costs), one alone (how long it takes), the script's own, half of
-    # the vCPUs (whether hyper-threads are worth a whole core).
-    counts = [vcpus, 1, max(1, script), max(1, vcpus // 2)]
-    # Too few are more by doubling, up to the cores.
-    doubled = (2**power for power in range(1, vcpus.bit_length()))
-    more = [count for count in doubled if script < count < vcpus]
-    counts = [*dict.fromkeys(counts)]
-    return [*dict.fromkeys(counts + more)][: max(len(counts), int(seconds / _ROUND_SECONDS))]
+    # Every vCPU busy (what loading costs), one alone (how long it takes), the script's own; too few
+    # are more by doubling, up to the cores.
+    counts = [vcpus, 1, max(1, script)]
+    counts += (2**power for power in range(1, vcpus.bit_length()) if script < 2**power < vcpus)
+    return [*dict.fromkeys(counts)][: max(3, int(seconds / _ROUND_SECONDS))]
 
 
 def waiting_counts(drains: Sequence[Drain], *, vcpus: int, batch_bytes: int) -> list[int]:

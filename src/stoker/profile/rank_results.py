@@ -185,6 +185,7 @@ class RankResult(msgspec.Struct, kw_only=True):
     Attributes:
         missing: Why the profile is incomplete; empty where it is not.
         vcpus: vCPUs that this process may use: 1.5 under a quota of one and a half.
+        most_vcpus: The same where others of its node idle: a pod without a limit may use more.
         num_workers: Of its main loader, as the next two; 0: it loads itself, or is not known.
         loader: The main loader; its `shards` are this rank's.
     """
@@ -194,6 +195,7 @@ class RankResult(msgspec.Struct, kw_only=True):
     host: str
     missing: str = ""
     vcpus: float
+    most_vcpus: float = 0.0
     ranks_on_host: int = 1
     steps: int = 0
     as_is: AsIs | None = None

@@ -21,6 +21,7 @@ import psutil
 
 from stoker.environment import PROFILE_ENDED_FILE, ProcessSettings
 from stoker.host.processes import descendants
+from stoker.records import write_text
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -93,12 +94,11 @@ class Ranks:
         """Waits until all ranks are here; False after so many seconds."""
         self.post(f"{name}-{self.rank}", "here")
         until = time.monotonic() + seconds
-        missing = [*range(self.world_size if self.world_size > 1 else 0)]
-        while missing:
-            missing = [rank for rank in missing if not self.read(f"{name}-{rank}")]
-            if missing and time.monotonic() >= until:
+        names = [f"{name}-{rank}" for rank in range(self.world_size)]
+        while self.world_size > 1 and not all(map(self.read, names)):
+            if time.monotonic() >= until:
                 return False
-            time.sleep(_POLL_SECONDS * bool(missing))
+            time.sleep(_POLL_SECONDS)
         return True
 
     def post(self, name: str, text: str) -> None:
@@ -110,10 +110,7 @@ class Ranks:
             with contextlib.suppress(RuntimeError):
                 store.set(f"stoker/profile-{name}", text)
             return
-        self._folder.mkdir(parents=True, exist_ok=True)
-        temporary = self._folder / f".{name}.{os.getpid()}"
-        temporary.write_text(text)
-        temporary.replace(self._folder / f"profile-{name}")
+        write_text(self._folder / f"profile-{name}", text)
 
     def read(self, name: str) -> str | None:
         """Returns the note, if any, at once."""

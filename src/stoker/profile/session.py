@@ -31,7 +31,7 @@ from stoker.feed.step_times import whole_run
 from stoker.feed.timed import num_samples
 from stoker.feed.timeline import Steps, Timeline, read_timeline
 from stoker.figures.progress import BASELINE_TIMELINE
-from stoker.host.machine import vcpu_capacity
+from stoker.host.machine import vcpu_capacity, vcpu_limit
 from stoker.logs import EventName, Log
 from stoker.profile.evidence import StepWatch
 from stoker.profile.facts import (
@@ -225,6 +225,7 @@ class Session:
             world_size=ranks.world_size,
             host=ranks.host,
             vcpus=vcpu_capacity(),
+            most_vcpus=vcpu_limit(),
         )
         self._timeline_file = self._folder / BASELINE_TIMELINE.format(rank=ranks.rank)
         self._timeline = Timeline(self._timeline_file)

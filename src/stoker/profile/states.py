@@ -23,13 +23,10 @@ _MIN_THROTTLED = 0.10
 _MIN_KNOCKS = 15
 # A loop of Python code holds the interpreter lock at nearly all knocks, torch's operations at few.
 _MIN_HELD = 0.5
-# What the main thread's own CPU does not explain, others hold.
-_MIN_HELD_BY_OTHERS = 0.3
 # Neither running nor ready to, while another thread has a good part of a vCPU.
 _MIN_STARVED = 0.3
 _MIN_OTHER_THREADS = 0.15
-# Alone it runs or could for most of its time, and hardly waits for data.
-_MAX_STARVED_ALONE = 0.4
+# Alone it hardly waits for data.
 _MIN_OUTSIDE = 0.7
 # Ranks of one training run differ by less.
 _MIN_STRAGGLING = 0.15
@@ -155,29 +152,20 @@ def _interpreter_lock(seen: Evidence) -> Iterator[tuple[float, str]]:
     outside = seen.outside_seconds
     if seen.knocks < _MIN_KNOCKS or seen.held_share < _MIN_HELD or not outside:
         return
-    starved = seen.idle_seconds / outside
     others = seen.other_threads_seconds / seen.seconds
-    is_starved = (
-        starved >= _MIN_STARVED
-        and others >= _MIN_OTHER_THREADS
-        and seen.held_share >= seen.own_cpu_seconds / outside + _MIN_HELD_BY_OTHERS
-    )
-    is_alone = (
-        starved < _MAX_STARVED_ALONE
-        and outside >= _MIN_OUTSIDE * seen.seconds
-        and seen.own_cpu_seconds >= seen.other_threads_seconds
-    )
+    starved = seen.idle_seconds / seen.seconds
     share = seen.held_share * outside / seen.seconds
-    why = f"{percentage(share)} of a step is Python code in the trainer's main thread"
-    if is_starved:
-        share = seen.idle_seconds / seen.seconds
+    held = f"the interpreter lock was held at {seen.held_knocks} of {seen.knocks} looks"
+    if seen.own_cpu_seconds >= seen.other_threads_seconds:
+        if outside >= _MIN_OUTSIDE * seen.seconds:
+            why = f"{percentage(share)} of a step is Python code in the trainer's main thread"
+            yield share, f"GIL-bound main process: {held}, and {why}"
+    elif others >= _MIN_OTHER_THREADS and starved >= _MIN_STARVED:
         why = (
             f"another thread of the trainer used {others:.1f} vCPUs while the main one waited for "
-            f"{percentage(share)} of a step"
+            f"{percentage(starved)} of a step"
         )
-    if (is_starved or is_alone) and share >= LEAST_GAIN:
-        held = f"held at {seen.held_knocks} of {seen.knocks} looks"
-        yield share, f"GIL-bound main process: the interpreter lock was {held}, and {why}"
+        yield starved, f"GIL-bound main process: {held}, and {why}"
 
 
 def _of_loading(
@@ -210,7 +198,6 @@ def _of_loading(
         text = (
             f"bound by storage or network: with {count(idlest.workers, 'worker')}, "
             f"{_batch_words(idlest)}; it waits for reads, and more workers get hardly more"
-            f"{_rates(tried)}"
         )
         yield "storage", share * idlest.idle_share, text
     if more_workers(parts) is None:
@@ -224,7 +211,7 @@ def _of_loading(
         if tried and tried[0].idle_share >= _MIN_WORKER_IDLE:
             why = f"{_batch_words(tried[0])}: it waits for its data, not for a CPU"
         today = count(waiting.num_workers, "worker")
-        text = f"too few workers: {today} for each rank, and {why}{_rates(tried)}"
+        text = f"too few workers: {today} for each rank, and {why}"
     yield "workers", share, text
 
 
@@ -292,13 +279,3 @@ def _of_accelerator(
 def _batch_words(drain: Drain) -> str:
     cpu = min(drain.cpu_seconds, drain.wall_seconds)
     return f"a batch takes a worker {ms(drain.wall_seconds)}, of which it computes {ms(cpu)}"
-
-
-def _rates(tried: Sequence[Drain]) -> str:
-    if len(tried) < 2:
-        return ""
-    few, many = tried[0], tried[-1]
-    return (
-        f" ({few.workers} alone: {few.batches_per_second:.1f} batches per second, "
-        f"{many.workers}: {many.batches_per_second:.1f})"
-    )
