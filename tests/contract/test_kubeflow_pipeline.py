@@ -18,8 +18,7 @@ pytest.importorskip("kfp")
 
 from stoker.cli.parser import app
 from stoker.errors import UsageError
-from stoker.kubeflow import compile_kubeflow
-from stoker.kubeflow.steps import MAX_WORKLOAD_BYTES
+from stoker.kubeflow import MAX_WORKLOAD_BYTES, compile_kubeflow
 from stoker.records import Gate, TrackingSettings
 from support import kubeflow_pipeline as sample
 

@@ -27,14 +27,20 @@ The verb reads all inputs, and the paths of its outputs, from one JSON document,
 Kubeflow Pipelines 2.17 refuses a step if its command names an input without a value.
 """
 
-import dataclasses
+import inspect
+import tempfile
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from inspect import Parameter as Argument
+from pathlib import Path
 from typing import TYPE_CHECKING, Optional, ParamSpec
 
-from stoker.errors import MissingExtraError
+import msgspec
+
+from stoker.errors import MissingExtraError, UsageError
 
 try:
-    from kfp import dsl
+    from kfp import compiler, dsl, kubernetes
     from kfp.dsl import (
         HTML,
         Artifact,
@@ -48,17 +54,55 @@ try:
     )
     from kfp.dsl.base_component import BaseComponent as Component
     from kfp.dsl.container_component_class import ContainerComponent
+    from kfp.dsl.graph_component import GraphComponent
     from kfp.dsl.pipeline_channel import PipelineChannel
     from kfp.dsl.pipeline_task import PipelineTask as Task
     from kfp.dsl.structures import InputSpec
+    from kfp.kubernetes import set_security_context
 except ModuleNotFoundError as err:
     raise MissingExtraError.of(err, extra="kubeflow") from None
 
-from stoker.kubeflow.steps import RUN_ID, PipelineRun, compiled
-from stoker.kubeflow.steps import compile_kubeflow as compile_kubeflow
-from stoker.parameters import PARAMETER_INPUT, PARAMETERS_INPUT
+from stoker.catalog import with_short_prices
+from stoker.parameters import PARAMETER_INPUT, PARAMETERS_INPUT, Parameter, parameters_of
+from stoker.pipelines.base import Compiled, about, checked, project_pipeline
+from stoker.pipelines.kubeflow import workload_text
+from stoker.platforms.kubernetes.pods import FOLLOWER_LABELS, STAY_ANNOTATIONS, claim_of
+from stoker.records import KubeflowSettings, KubernetesSettings, Workload
+from stoker.records.platforms import amount
 
 P = ParamSpec("P")
+
+# Stands for the run's id, but only as the whole value of an input.
+RUN_ID: str = dsl.PIPELINE_JOB_ID_PLACEHOLDER
+
+# Steps that write to MLflow, and the variables of its login.
+_TRACKED = ("train", "evaluate")
+# Secrets of the namespace that the steps get, if they are there: docs/how-to/monitoring.md.
+_MLFLOW_SECRET = "stoker-mlflow"
+_WEBHOOK_SECRET = "stoker-webhook"
+MLFLOW_SECRETS = tuple(f"MLFLOW_TRACKING_{key}" for key in ("TOKEN", "USERNAME", "PASSWORD"))
+_TYPES = {"string": str, "integer": int, "number": float, "boolean": bool}
+_BY_NAME = Argument.POSITIONAL_OR_KEYWORD
+# Kubeflow has no address that every pod can read, so the parameter is the profile itself.
+_REUSE = "Text of a profile.json to use instead of a new profile; empty: profile."
+# Where steps have the folder of champions.
+_CHAMPIONS_FOLDER = "/mnt/champions"
+# Later steps get it as an output parameter of the first, where its quotes are escaped.
+MAX_WORKLOAD_BYTES = 16 << 10
+# Of a step that follows a job; and of a small one, whose failure may also be an honest one, such
+# as the gate's.
+_RETRY_SECONDS = 60
+_CONTROL_RETRY_SECONDS = 10
+# From the start of the first attempt: a later attempt is ended then. kfp's default, one hour, would
+# end a follower in the middle of a training run; kfp cannot express "no limit".
+_RETRIES_END_SECONDS = 365 * 86400
+# What a follower reads of its pod. The label is Kubeflow's.
+_OWN_POD = {
+    "NAME": "name",
+    "UID": "uid",
+    "NAMESPACE": "namespace",
+    "RUN_ID": "labels['pipeline/runid']",
+}
 
 if TYPE_CHECKING:
     OutputText = str
@@ -68,6 +112,208 @@ else:
 # kfp's names for the types of inputs; of loops it has Python's names.
 _INPUT_TYPES = {str: "String", int: "Integer", float: "Float", bool: "Boolean"}
 _TYPE_NAMES = {kind.__name__: name for kind, name in _INPUT_TYPES.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineRun:
+    """A run of a pipeline: its workload, and the pods of its steps.
+
+    Attributes:
+        record: Workload as the steps read it.
+        settings: The workload's settings of Kubernetes.
+        declared: The parameters of a run.
+    """
+
+    record: Workload
+    settings: KubernetesSettings
+    declared: tuple[Parameter, ...]
+
+    @classmethod
+    def of(cls, workload: Workload) -> "PipelineRun":
+        """Returns a run for a pipeline of your own.
+
+        Args:
+            workload: Workload with an image and today's cluster, from
+                `stoker.workload_file.read_workload`.
+
+        Raises:
+            UsageError: If the workload lacks what the steps need.
+        """
+        placed = checked(with_short_prices(workload), target="kubeflow")
+        settings = workload.kubernetes_settings
+        inside = None
+        if workload.kubernetes:
+            # The connections of the user who compiles are not for pods.
+            kept = KubeflowSettings(cache_days=(settings.kubeflow or KubeflowSettings()).cache_days)
+            inside = msgspec.structs.replace(settings, kubeflow=kept, context=None)
+        placed = msgspec.structs.replace(placed, sagemaker=None, kubernetes=inside)
+        where = f"workload {workload.name}"
+        if not settings.champion and any(gate.needs_champion for gate in workload.gate):
+            raise UsageError(
+                "a gate compares with the champion, but no champion is configured",
+                where=f"{where}, key gate",
+                fix="kubernetes.champion: pvc://CLAIM/FOLDER, or registry:GROUP of SageMaker",
+            )
+        size = len(workload_text(placed).encode())
+        if size > MAX_WORKLOAD_BYTES:
+            raise UsageError(
+                f"the workload's document has {size} bytes, at most {MAX_WORKLOAD_BYTES}",
+                where=where,
+                fix="shorten it; a pools file needs only the pools that plans may have",
+            )
+        declared = tuple(
+            replace(each, text=_REUSE) if each.name == "reuse_profile" else each
+            for each in parameters_of(placed)
+        )
+        return cls(record=placed, settings=settings, declared=declared)
+
+    @property
+    def name(self) -> str:
+        return self.record.name
+
+    @property
+    def workload(self) -> str:
+        """The workload as JSON, without the values of a run's parameters."""
+        return workload_text(self.record)
+
+    @property
+    def image(self) -> str:
+        """Image of the steps: `kubernetes.control.image`, or the training's."""
+        return self.settings.control.image or self.record.image or ""
+
+    @property
+    def champion(self) -> str:
+        """The model in use, as evaluate and gate name it; empty: none."""
+        named = self.settings.champion or ""
+        return _CHAMPIONS_FOLDER if named.startswith("pvc://") else named
+
+    def step(
+        self, task: Task, name: str, *, follows_job: bool = False, num_retries: int = 3
+    ) -> Task:
+        """Gives a step a small pod on any node, as `kubernetes.control` says, and retries.
+
+        A step with an input `champion` gets the claim of `kubernetes.champion` mounted. Results
+        are never taken from Kubeflow's cache.
+
+        Args:
+            task: A step of kfp.
+            name: Name in the console.
+            follows_job: Whether it creates and follows a job: autoscalers leave its pod alone, it
+                has no time limit except the job's, and a retry adopts the job.
+            num_retries: Number of retries, each after twice the time: a pod may be evicted.
+        """
+        task.set_display_name(name).set_caching_options(False)
+        settings = self.settings
+        control = settings.control
+        user = settings.run_as
+        # The user of the jobs' pods.
+        set_security_context(task, run_as_user=user, run_as_group=user, run_as_non_root=True)
+        # The image may not know the user.
+        task.set_env_variable("HOME", "/tmp").set_env_variable("USER", "stoker")
+        # Images for GPUs ask for all GPUs of the node, whatever the pod has.
+        task.set_env_variable("NVIDIA_VISIBLE_DEVICES", "void")
+        if settings.image_pull_policy:
+            kubernetes.set_image_pull_policy(task, settings.image_pull_policy)
+        if settings.step_pull_secrets:
+            kubernetes.set_image_pull_secrets(task, list(settings.step_pull_secrets))
+        self._set_secrets(task)
+        if self.champion == _CHAMPIONS_FOLDER and "champion" in task.inputs:
+            claim, folder = claim_of(str(settings.champion), where="key kubernetes.champion")
+            kubernetes.mount_pvc(
+                task, pvc_name=claim, mount_path=_CHAMPIONS_FOLDER, sub_path=folder
+            )
+        task.set_cpu_request(str(control.cpu))
+        task.set_memory_request(_memory(control.memory)).set_memory_limit(_memory(control.memory))
+        if follows_job:
+            kubernetes.set_timeout(task, 0)
+            _follow(task)
+        elif control.max_run_seconds:
+            kubernetes.set_timeout(task, control.max_run_seconds)
+        if num_retries:
+            seconds = _RETRY_SECONDS if follows_job else _CONTROL_RETRY_SECONDS
+            task.set_retry(
+                num_retries,
+                backoff_duration=f"{seconds}s",
+                backoff_factor=2.0,
+                backoff_max_duration=f"{_RETRIES_END_SECONDS}s",
+            )
+        return task
+
+    def pipeline(self, steps: Callable[P, None]) -> GraphComponent:
+        """Returns kfp's pipeline of the workload's name.
+
+        Args:
+            steps: Function that makes the steps. Its `**params` are the run's parameters by name;
+                its own arguments, with types and defaults, are further ones.
+        """
+        named = [
+            Argument(each.name, _BY_NAME, default=each.default, annotation=_TYPES[each.kind])
+            for each in self.declared
+        ]
+        own = inspect.signature(steps).parameters.values()
+        named += [
+            each.replace(kind=_BY_NAME) for each in own if each.kind is not Argument.VAR_KEYWORD
+        ]
+
+        def graph(*values: object) -> None:
+            given = {each.name: value for each, value in zip(named, values, strict=True)}
+            steps(**given)  # type: ignore[arg-type, call-arg]
+
+        graph.__signature__ = inspect.Signature(named)  # type: ignore[attr-defined]
+        # Kubeflow's console shows a parameter's description next to its field.
+        texts = [f"    {each.name}: {each.text}" for each in self.declared]
+        graph.__doc__ = "\n".join([about(self.name), "", "Args:", *texts, ""])
+        made: GraphComponent = dsl.pipeline(name=self.name, description=about(self.name))(graph)
+        return made
+
+    def _set_secrets(self, task: Task) -> None:
+        """Gives a step the secrets that it needs: MLflow's login, or the webhook's address."""
+        workload = self.record
+        name = task.component_spec.name
+        tracking = workload.tracking
+        notify = workload.notify
+        # Optional: the Secret has only the keys that the server needs, or is not there.
+        if tracking.mlflow and name in _TRACKED:
+            keys = {key: key for key in MLFLOW_SECRETS}
+            kubernetes.use_secret_as_env(task, _MLFLOW_SECRET, keys, optional=True)
+        if notify and name == "finish":
+            keys = {"url": notify.variable}
+            kubernetes.use_secret_as_env(task, _WEBHOOK_SECRET, keys, optional=True)
+
+
+def compiled(component: object) -> str:
+    """Returns a component or pipeline of kfp as YAML."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "compiled.yaml"
+        compiler.Compiler().compile(component, str(file))
+        return file.read_text(encoding="utf-8")
+
+
+def compile_kubeflow(workload: Workload, *, folder: Path | None = None) -> Compiled:
+    """Compiles the workload's pipeline, without network.
+
+    Raises:
+        UsageError: If the workload lacks something, or the project's files cannot be used.
+    """
+    run = PipelineRun.of(workload)
+    module = project_pipeline("kubeflow", folder=folder or Path.cwd())
+    definition = compiled(module.build(run))
+    return Compiled(name=workload.name, definition=definition, parameters=run.declared)
+
+
+def _follow(task: Task) -> None:
+    """Tells a step its own pod, whose Workflow owns the job, and keeps autoscalers from it."""
+    for key, path in _OWN_POD.items():
+        kubernetes.use_field_path_as_env(task, f"POD_{key}", f"metadata.{path}")
+    for key, text in STAY_ANNOTATIONS.items():
+        kubernetes.add_pod_annotation(task, key, text)
+    for key, text in FOLLOWER_LABELS.items():
+        kubernetes.add_pod_label(task, key, text)
+
+
+def _memory(quantity: str | int | float) -> str:
+    """Returns MiB, rounded up: kfp takes no fractions."""
+    return f"{-(-int(amount(str(quantity))) // 2**20)}Mi"
 
 
 class ProfileComponent(ContainerComponent):  # type: ignore[misc]
@@ -84,9 +330,7 @@ class ProfileComponent(ContainerComponent):  # type: ignore[misc]
             inputs[PARAMETERS_INPUT] = params
         given = {f"{PARAMETER_INPUT}{name}": value for name, value in named.items()}
         further = {name: InputSpec(type=_type_of(value)) for name, value in given.items()}
-        spec = dataclasses.replace(
-            self.component_spec, inputs={**self.component_spec.inputs, **further}
-        )
+        spec = replace(self.component_spec, inputs={**self.component_spec.inputs, **further})
         task: Task = ContainerComponent(spec, self.pipeline_func)(**inputs, **given)
         return task
 
