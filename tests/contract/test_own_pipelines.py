@@ -36,18 +36,11 @@ def test_on_sagemaker_steps_of_ones_own_stand_before_between_and_after():
     assert "--param=input_data=s3://BUCKET/mnist/" in words
 
 
-def test_on_sagemaker_a_branch_has_its_own_steps_job_and_folder():
+def test_on_sagemaker_a_parameter_that_a_run_does_not_have_is_refused():
     pytest.importorskip("sagemaker")
     from stoker.sagemaker import PipelineRun
 
     run = PipelineRun.of(sagemaker_pipeline.WORKLOAD, session=sagemaker_pipeline.SESSION)
-    large = run.branch("Large")
-    step = large.step("Prepare", "true", outputs=["data"])
-    assert step.name == "PrepareLarge"
-    for one, other in ((run.job_name, large.job_name), (run.uri("a"), large.uri("a"))):
-        assert json.dumps(one.expr) != json.dumps(other.expr)
-    with pytest.raises(UsageError, match="cannot end in"):
-        run.branch("a b")
     with pytest.raises(UsageError, match="no parameter epoch"):
         run.params(epoch=3)
 

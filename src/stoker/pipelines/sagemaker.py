@@ -22,8 +22,6 @@ from stoker.records import Json, SageMakerSettings, Workload
 from stoker.records.base import Document, item_at, mapping, mappings, text
 from stoker.records.outcome import exit_code_of_words
 
-# An ARN of a pipeline or of its run, or its end alone.
-_RUN = re.compile(r"(?:arn:.+:pipeline/)?([^/:]+)(?:(?:/execution)?/([^/]+))?")
 _EXIT_CODE = re.compile(r"(?i)exit code:? (\d+)\b")
 _SUMMARIES = "PipelineExecutionSummaries"
 SCHEDULE_GROUP = "default"
@@ -152,8 +150,8 @@ class SageMakerClient(PipelineClient):
 
     def _arn(self, run: str) -> str:
         """Returns a run's ARN; raises UsageError if its pipeline has not run."""
-        named = _RUN.fullmatch(run)
-        name, id = named.groups() if named else (run, None)
+        path = run.rpartition(":pipeline/")[2].replace("/execution/", "/")
+        name, _, id = path.partition("/")
         newest = {"SortBy": "CreationTime", "SortOrder": "Descending", "MaxResults": 1}
         listed = self._aws.find("sagemaker", "ListPipelineExecutions", PipelineName=name, **newest)
         arns = [text(each, "PipelineExecutionArn") for each in mappings(listed, _SUMMARIES)]

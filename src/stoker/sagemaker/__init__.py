@@ -16,9 +16,7 @@ Needs the extra `sagemaker`. A step is a step of the SDK, with `properties` and 
 `outputs` map names to addresses. The graph of stoker's own steps is pipelines/sagemaker.py.
 """
 
-import dataclasses
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,7 +40,6 @@ from stoker.platforms.aws import tag_list
 from stoker.platforms.base import MAX_PLANS
 from stoker.platforms.sagemaker.job import MARGIN_SECONDS
 from stoker.platforms.sagemaker.request import file_system
-from stoker.platforms.sagemaker.submit import MAX_NAME_LENGTH
 from stoker.records import Json, SageMakerSettings, Workload, nearest
 from stoker.records.platforms import NAME_END
 from stoker.sagemaker.steps import (
@@ -79,9 +76,6 @@ WORKLOAD = f"{INPUT}/workload/workload.json"
 _SMALL_STEP_SECONDS = 3600
 # The longest processing job; an account's default quota is 5 days.
 _MAX_STEP_SECONDS = 9 * 86400
-# Less an execution's id, and what a further attempt's job has at its end.
-_MAX_BRANCHED_NAME = MAX_NAME_LENGTH - len(f"{NAME_END}123456789012-profile-2")
-_BRANCH = re.compile(r"[a-zA-Z0-9](-?[a-zA-Z0-9])*")
 _KINDS = {"integer": (ParameterInteger, int), "number": (ParameterFloat, float)}
 
 
@@ -94,14 +88,12 @@ class SageMakerPipelineRun:
         declared: The parameters of a run.
         parameters: Parameters of the pipeline by name, with the workload's values.
         session: Session of the SDK. None: the SDK makes one.
-        suffix: End of the names of steps, job and folder, for a second training of one pipeline.
     """
 
     inputs: Inputs
     declared: tuple[Parameter, ...]
     parameters: Mapping[str, PipelineVariable]
     session: object = None
-    suffix: str = ""
 
     @classmethod
     def of(
@@ -129,21 +121,6 @@ class SageMakerPipelineRun:
         variables = {each.name: _variable(each) for each in declared}
         return cls(inputs=inputs, declared=declared, parameters=variables, session=session)
 
-    def branch(self, suffix: str) -> "SageMakerPipelineRun":
-        """Returns the run for another training, whose steps, job and folder end in `suffix`.
-
-        Raises:
-            UsageError: If a job's name cannot end in it.
-        """
-        ended = self.suffix + suffix
-        if not _BRANCH.fullmatch(suffix) or len(f"{self.name}-{ended}") > _MAX_BRANCHED_NAME:
-            raise UsageError(
-                f"a training job's name cannot end in -{ended}",
-                where=f"branch({suffix!r})",
-                fix="a short word of letters, digits and single dashes",
-            )
-        return dataclasses.replace(self, suffix=ended)
-
     @property
     def name(self) -> str:
         return self.workload.name
@@ -170,21 +147,14 @@ class SageMakerPipelineRun:
         return self.settings.control.image or self.workload.image
 
     @property
-    def id(self) -> Text:
-        """Id of the run, and of its branch."""
-        if self.suffix:
-            return text(EXECUTION_ID, f"-{self.suffix}")
-        return EXECUTION_ID
-
-    @property
     def job_name(self) -> Text:
         """Name of the training job that is started or adopted."""
-        return text(f"{self.name}{NAME_END}", self.id)
+        return text(f"{self.name}{NAME_END}", EXECUTION_ID)
 
     def uri(self, path: str = "") -> Text:
         """Returns an address in the folder of the run, which the execution id names."""
         head = f"{self.settings.output_uri.rstrip('/')}/pipelines/{self.name}/"
-        return text(head, self.id, f"/{path}")
+        return text(head, EXECUTION_ID, f"/{path}")
 
     def params(self, **values: Text | int | float) -> list[Text]:
         """Returns `--param=NAME=VALUE` for each parameter; `values` take the place of some.
@@ -218,7 +188,7 @@ class SageMakerPipelineRun:
         """Makes a processing step on a small host, as `sagemaker.control` says.
 
         Args:
-            name: Name of the step; in a branch its suffix is added.
+            name: Name of the step.
             command: Program and arguments, divided by blanks.
             words: Further arguments; the service takes 100 in all, of 256 characters each.
             inputs: Name to address; an input lies in `INPUT/NAME`.
@@ -270,7 +240,7 @@ class SageMakerPipelineRun:
             "Tags": tag_list(settings.tags) or None,
         }
         return RequestStep(
-            f"{name}{self.suffix}",
+            name,
             "Processing",
             request,
             display_name=name,
@@ -311,7 +281,7 @@ class SageMakerPipelineRun:
         if not settings.image:
             about += " It names no image to serve it."
         return RequestStep(
-            f"{name}{self.suffix}",
+            name,
             "RegisterModel",
             {
                 "ModelPackageGroupName": settings.group or self.workload.name,

@@ -27,8 +27,6 @@ from stoker.records.base import Document, mappings, text
 from stoker.records.training import EndState
 from stoker.repeat import Suppressed
 
-# Of one file in the outputs; a timeline has a few MiB.
-_MAX_FILE_BYTES = 64 << 20
 # Between looks at the job and its log.
 POLL_SECONDS = 10.0
 # Lines reach CloudWatch some seconds late: after the end the log is read until it has no new lines,
@@ -62,8 +60,7 @@ def fetch_outputs(aws: Aws, uri: str, *, folder: Path) -> Path | None:
         with aws.open_object(uri) as content, tarfile.open(fileobj=content, mode="r|*") as packed:
             for member in packed:
                 # What else is there is the user's.
-                is_ours = PurePosixPath(member.name).parts[:1] == ("stoker",) and member.isreg()
-                if is_ours and member.size <= _MAX_FILE_BYTES:
+                if PurePosixPath(member.name).parts[:1] == ("stoker",) and member.isreg():
                     packed.extract(member, folder, filter="data")
         return folder
 
