@@ -62,8 +62,8 @@ def test_price_file_adds_types_of_other_clouds(tmp_path):
     [
         ("", "has no column instance_type", ":1"),
         ("instance_type,vcpu\nx.y,4\n", "unknown column 'vcpu'", ":1"),
-        ("instance_type,vcpus\nx.y,four\n", "found 'four'", ":2, column vcpus"),
-        ("instance_type,vcpus\nx.y,0\n", "found '0'", ":2, column vcpus"),
+        ("instance_type,vcpus\nx.y,four\n", "Expected `int`", ":2"),
+        ("instance_type,vcpus\nx.y,0\n", "`int` >= 1", ":2"),
         ("instance_type\nc5.xlarge\n\nml.c5.xlarge\n", "is in line 2, too", ":4, column"),
     ],
 )

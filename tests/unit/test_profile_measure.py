@@ -80,12 +80,9 @@ def test_loading_in_the_main_process_is_explained_though_a_device_hides_some_of_
     first = rank_of(
         step=0.070, wait=0.010, accelerator=0.060, workers=0, drains=(drained(1, 0.05),)
     )
-    timed = msgspec.structs.replace(first.as_is, clock="cuda:0", hidden_seconds=0.040)
+    timed = msgspec.structs.replace(first.as_is, clock="cuda:0")
     profile = profile_of(changed(first, as_is=timed))
-    assert profile.step.hidden_load_seconds == pytest.approx(0.040)
     assert profile.check.error == pytest.approx(0.0, abs=0.01)
-    # Of a host nothing is hidden.
-    assert profile_of(first).step.hidden_load_seconds is None
 
 
 def test_parts_that_miss_the_whole_are_unexplained():

@@ -8,7 +8,7 @@ import csv
 import functools
 import io
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import date
 from importlib import resources
@@ -239,26 +239,21 @@ class Row:
             name: As the platform spells it.
             base: Has the values of columns that the table lacks.
         """
-        known: dict[str, object] = asdict(base) if base else {}
+        known = asdict(base) if base else {}
         if "usd_per_hour" in self.cells:
             known["estimate"] = ""
-        if not self.cells.get("family"):
-            # ml.c5 of ml.c5.xlarge; a name without a dot is the family.
-            known.setdefault("family", name.rpartition(".")[0] or name)
-        for column, cell in self.cells.items():
-            field = _FIELDS.get(column, column)
-            if cell:
-                known[field] = cell
-            elif column != "family":
-                known.pop(field, None)
+        known |= {_FIELDS.get(column, column): cell or None for column, cell in self.cells.items()}
+        # ml.c5 of ml.c5.xlarge; a name without a dot is the family.
+        family = known.get("family") or (base and base.family) or name.rpartition(".")[0] or name
+        fields = {**known, "type": name, "family": family}
         try:
-            return msgspec.convert({**known, "type": name}, Instance, strict=False)
+            return msgspec.convert(
+                {field: value for field, value in fields.items() if value is not None},
+                Instance,
+                strict=False,
+            )
         except msgspec.ValidationError as err:
-            what, _, path = str(err).partition(" - at `$.")
-            field = path.rstrip("`") or "vcpus"
-            column = next((column for column, of in _FIELDS.items() if of == field), field)
-            what = f"{what}, found {known[field]!r}" if field in known else what
-            raise self.error(column, f"{name}: {what}") from None
+            raise UsageError(f"{name}: {err}", where=self.where) from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -411,18 +406,15 @@ def load_catalog(platform: str, prices: Path | None = None, *, cores: int | None
 
 def extended(catalog: Catalog, table: Table) -> Catalog:
     """Returns the catalog with the table's rows; raises UsageError where one of them is wrong."""
-    instances = [*catalog.instances, *_instances(catalog, table)]
+    instances = [*catalog.instances]
+    for bare, row in table.rows.items():
+        name = platform_name(bare, catalog.platform)
+        instances.append(row.instance(name, catalog.find(name)))
     longer = replace(catalog, instances=instances, region=table.region or catalog.region)
     if not table.has_prices:
         return longer
     source = f"{table.source}, else {catalog.source}"
     return replace(longer, source=source, purchase="as in the price file")
-
-
-def _instances(catalog: Catalog, table: Table) -> Iterator[Instance]:
-    for bare, row in table.rows.items():
-        name = platform_name(bare, catalog.platform)
-        yield row.instance(name, catalog.find(name))
 
 
 def local_instance(instance_type: str) -> Instance | None:
@@ -472,10 +464,9 @@ def unknown_instance(name: str, *, platform: PlatformName, vcpus: int = 1) -> In
 
 @functools.cache
 def _aws(platform: PlatformName) -> Catalog:
-    table = _shipped(platform)
     source = PLATFORM_INFOS[platform].price_list
-    empty = Catalog(platform=platform, instances=(), source=source, region=table.region)
-    return replace(empty, instances=[*_instances(empty, table)])
+    empty = Catalog(platform=platform, instances=(), source=source)
+    return replace(extended(empty, _shipped(platform)), source=source, purchase=empty.purchase)
 
 
 @functools.cache

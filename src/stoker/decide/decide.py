@@ -96,16 +96,14 @@ def decide(inputs: DecisionInputs) -> Decision:
     is_doubtful = work.unexplained is not None or work.others_width > 0
     if chosen.action == "keep" and is_doubtful and inputs.fallback:
         plan = named(space, inputs.fallback)
-        if plan.feasible and plan.predicted and not _is_same(plan, chosen):
+        if plan.feasible and plan.predicted and plan.action != "keep":
             reason = f"the plan of --group, as {chosen.reason}"
             chosen = msgspec.structs.replace(plan, reason=reason)
             is_noisy = True
     # A named cluster may be one of the searched ones, or the fallback's: it is listed once.
-    rest: list[Plan] = []
-    for plan in (keep, *others):
-        if not any(_is_same(plan, other) for other in (chosen, *rest)):
-            rest.append(plan)
-    plans = (chosen, *sorted(rest, key=space.rank))
+    rest = {(plan.action, plan.groups): plan for plan in (*reversed(others), keep)}
+    rest.pop((chosen.action, chosen.groups), None)
+    plans = (chosen, *sorted(rest.values(), key=space.rank))
     catalog = inputs.catalog
     types = [catalog.get(group.instance_type) for group in (*keep.groups, *chosen.groups)]
     prices = msgspec.structs.replace(
@@ -204,10 +202,6 @@ def _others(inputs: DecisionInputs, space: Space, keep: Plan) -> Iterator[Plan]:
     # With other programs running no prediction holds: only named clusters are shown, marked.
     if not space.work.is_too_noisy:
         yield from searched(space, keep)
-
-
-def _is_same(one: Plan, other: Plan) -> bool:
-    return one.action == other.action and one.groups == other.groups
 
 
 def _loader_workers(profile: Profile, plan: Plan) -> dict[str, int]:

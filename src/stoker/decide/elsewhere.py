@@ -77,8 +77,8 @@ def taken_as(
         given: What the user knows.
     """
     source = work.reference
-    is_same = target.type == source.type
     speed, speed_source = _cpu_speed(source, target)
+    is_first_accelerator = bool(target.accelerators and not source.accelerators)
     taken = TakenElsewhere(
         profiled_on=source.type,
         taken_as=target.type,
@@ -86,42 +86,30 @@ def taken_as(
         cpu_speed=speed,
         cpu_speed_source=speed_source,
     )
-    doubts = [
-        Doubt(
-            width=_ELSEWHERE,
-            text=f"profile taken elsewhere: on {source.type}, not on {target.type}",
-        )
-    ]
+    step_source = taken.accelerator_step_source
+    elsewhere = f"profile taken elsewhere: on {source.type}, not on {target.type}"
+    doubts = {elsewhere: _ELSEWHERE}
     if speed_source == "assumed":
-        doubts.append(Doubt(width=_ASSUMED_WIDTH, text=_speed_words(taken)))
-    if not is_same and work.shared_seconds:
-        text = "what loader workers share is taken to be as in the profile"
-        doubts.append(Doubt(width=_STORAGE_WIDTH, text=text))
-    factors = dict(work.factors)
+        doubts[_speed_words(taken)] = _ASSUMED_WIDTH
+    if work.shared_seconds:
+        doubts["what loader workers share is taken to be as in the profile"] = _STORAGE_WIDTH
+    if is_first_accelerator:
+        # The trainer's CPU time was the training itself.
+        doubts["the trainer's own CPU use with an accelerator was not measured"] = _TRAINER_WIDTH
     unexplained = work.unexplained
+    if step_source == "unknown" and not unexplained:
+        text = f"not measured: a step on {target.type} that never waits for data"
+        unexplained = Unexplained(kind="not_measured", text=text)
+    factors = dict(work.factors)
     accelerator = work.accelerator_seconds
-    if taken.accelerator_step_source == "cpu":
+    if step_source == "cpu":
         accelerator /= speed
-    elif taken.accelerator_step_source != "profile":
+    elif step_source != "profile":
         # The correction was for another accelerator's step.
         factors.pop("accelerator", None)
         accelerator = given.accelerator_step_seconds or 0.0
-    trainer = work.trainer_cpu_seconds / speed
-    turns = work.turns_cpu_seconds / speed
-    reserved = work.reserved_vcpus
-    if target.accelerators and not source.accelerators:
-        # The trainer's CPU time was the training itself.
-        trainer = turns = 0.0
-        reserved = reserved_vcpus(target)
-        text = "the trainer's own CPU use with an accelerator was not measured"
-        doubts.append(Doubt(width=_TRAINER_WIDTH, text=text))
-    if taken.accelerator_step_source == "unknown" and not unexplained:
-        text = f"not measured: a step on {target.type} that never waits for data"
-        unexplained = Unexplained(kind="not_measured", text=text)
-    loader = work.loader_cpu_seconds / speed
     # Waiting takes as long as here.
     waiting = max(0.0, work.parallel_seconds - work.loader_cpu_seconds)
-    wall = (work.parallel_seconds - waiting) / speed + waiting
     there = replace(
         work,
         reference=target,
@@ -129,21 +117,18 @@ def taken_as(
         wait_seconds=None,
         accelerator_seconds=accelerator,
         neighbour_seconds=work.neighbour_seconds * source.capacity / target.capacity / speed,
-        loader_cpu_seconds=loader,
-        loader_wall_seconds=wall + (work.loader_wall_seconds - work.parallel_seconds) * is_same,
-        trainer_cpu_seconds=trainer,
-        turns_cpu_seconds=turns,
+        loader_cpu_seconds=work.loader_cpu_seconds / speed,
+        loader_wall_seconds=(work.parallel_seconds - waiting) / speed + waiting,
+        trainer_cpu_seconds=0.0 if is_first_accelerator else work.trainer_cpu_seconds / speed,
+        turns_cpu_seconds=0.0 if is_first_accelerator else work.turns_cpu_seconds / speed,
         # What was tried, and the programs that ran beside it, are those of the profiled hosts.
-        rates=work.rates if is_same else {},
-        others_vcpus=work.others_vcpus if is_same else 0.0,
-        reserved_vcpus=reserved,
+        rates={},
+        others_vcpus=0.0,
+        reserved_vcpus=reserved_vcpus(target) if is_first_accelerator else work.reserved_vcpus,
         factors=factors,
-        doubts=(*work.doubts, *doubts),
+        doubts=(*work.doubts, *(Doubt(width=doubts[text], text=text) for text in doubts)),
         unexplained=unexplained,
     )
-    if work.epochs and work.epochs.start and work.parallel_seconds:
-        start = work.epochs.start.scaled(wall / work.parallel_seconds)
-        there = replace(there, epochs=msgspec.structs.replace(work.epochs, start=start))
     step = estimate(there, there.todays).step_seconds
     return replace(there, measured_seconds=step), taken
 
@@ -167,10 +152,10 @@ def _cpu_speed(source: Instance, target: Instance) -> tuple[float, CpuSpeedSourc
     there = target.coremark_per_vcpu
     here = source.coremark_per_vcpu
     # A local type has the speed of its machine, which no other type is compared with.
-    is_one_machine = (local_instance(source.type) is None) == (local_instance(target.type) is None)
-    if source.type == target.type or (there and here and is_one_machine):
-        return (there / here if there and here else 1.0), "catalog"
-    return 1.0, "assumed"
+    is_alike = bool(local_instance(source.type)) == bool(local_instance(target.type))
+    if there and here and is_alike:
+        return there / here, "catalog"
+    return 1.0, "catalog" if source.type == target.type else "assumed"
 
 
 def _step_source(source: Instance, target: Instance, given: TakeAs) -> AcceleratorStepSource:

@@ -9,14 +9,14 @@ pace; `estimate` takes the x for which that is smallest:
              B + wall / workers,                            latency, dnn and data hosts
              net(x), recv(x), storage(x) )
 
-and g + wall / ranks if the trainer loads without workers. g: accelerator-only step; n: what busy
-workers on the same cores add to it, as kernels are launched late; c: CPU-seconds of loading; turns:
-what the measured step used beyond loading and training apart, as both compete for cores and caches
-(a trainer on one core with its worker used 1.1 to 1.4 times its CPU alone); V: vCPUs that other
-programs leave; s: CoreMark per vCPU over the profiled host's; q_h: one vCPU for the agent on data
-hosts with 8 or more; eta: efficiency of data hosts. The waiting part of worker-seconds takes as
-long anywhere: eta and s apply to the rest. Without accelerators the accelerator-only step is CPU
-work itself and becomes faster with the CPU.
+and g + wait if the trainer loads without workers (g + wall / ranks if the wait is not known).
+g: accelerator-only step; n: what busy workers on the same cores add to it, as kernels are launched
+late; c: CPU-seconds of loading; turns: what the measured step used beyond loading and training
+apart, as both compete for cores and caches (a trainer on one core with its worker used 1.1 to 1.4
+times its CPU alone); V: vCPUs that other programs leave; s: CoreMark per vCPU over the profiled
+host's; q_h: one vCPU for the agent on data hosts with 8 or more; eta: efficiency of data hosts. The
+waiting part of worker-seconds takes as long anywhere: eta and s apply to the rest. Without
+accelerators the accelerator-only step is CPU work itself and becomes faster with the CPU.
 
 B is the time for what workers share; neither workers nor hosts reduce it, unless each host has a
 separate storage. Every term is linear in x, so the exact minimum is at an end or where two lines
@@ -171,7 +171,6 @@ class Work:
         neighbour_seconds: What loading on the same cores adds to it.
         loader_cpu_seconds: CPU-seconds of loading and augmenting.
         loader_wall_seconds: Worker-seconds of loading with the fewest workers.
-        hidden_seconds: Of these, without workers, what passes while the accelerator computes.
         trainer_cpu_seconds: CPU-seconds of the trainer processes.
         turns_cpu_seconds: CPU-seconds of a step beyond loading and training alone; may be negative.
         shared_seconds: Time for what workers share, with any number of them.
@@ -200,7 +199,6 @@ class Work:
     neighbour_seconds: float = 0.0
     loader_cpu_seconds: float = 0.0
     loader_wall_seconds: float = 0.0
-    hidden_seconds: float = 0.0
     trainer_cpu_seconds: float = 0.0
     turns_cpu_seconds: float = 0.0
     shared_seconds: float = 0.0
@@ -413,8 +411,11 @@ def _local_lines(work: Work, cluster: Cluster) -> Iterator[_Line]:
         name: Limit = "storage" if shared > divided else "latency"
         yield name, shared + divided, _shared_elsewhere(work, cluster)
     elif not cluster.data:
-        loading = (parallel + min(work.rates, default=0) * shared) / _ranks_on(work, cluster)
-        yield "latency", step + max(0.0, loading - work.hidden_seconds), 0.0
+        loading = parallel / _ranks_on(work, cluster)
+        if work.wait_seconds is not None and work.parallel_seconds:
+            # As it was seen: an accelerator notices a part of it only.
+            loading *= work.wait_seconds * work.ranks / work.parallel_seconds
+        yield "latency", step + loading, 0.0
 
 
 def _remote_lines(work: Work, cluster: Cluster, *, is_alone: bool) -> Iterator[_Line]:
@@ -511,10 +512,7 @@ class Estimate:
 
 def estimate(work: Work, cluster: Cluster) -> Estimate:
     """Estimates how long a global step of `work` takes on `cluster`."""
-    factors = dict(work.factors)
-    if work.num_workers == 0 and (cluster.dnn.workers != 0 or cluster.data):
-        # A main process loads with more threads than a worker has: its factor is not theirs.
-        factors.pop("latency", None)
+    factors = work.factors
 
     def lines(*, is_alone: bool) -> list[_Line]:
         return [

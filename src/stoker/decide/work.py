@@ -92,7 +92,10 @@ def measure(
     # Limited to a factor of five below: beyond that the parts are wrong (see `_unexplained`).
     ratio = min(max(work.measured_seconds / modelled.step_seconds, 0.2), 5.0)
     binding = _CORRECTED.get(modelled.limit, ())
-    if modelled.limit == "latency" and (ratio < 1 or work.num_workers == 0):
+    if modelled.limit == "latency" and work.num_workers == 0:
+        # No plan loads as the main process does, with more threads than a worker has.
+        binding = ()
+    elif modelled.limit == "latency" and ratio < 1:
         # What a step used of the CPU was measured: less of it is no reason for another figure.
         binding = ("latency",)
     # Other terms that are not below the measured step: uncorrected, one of them would become the
@@ -143,7 +146,6 @@ def _uncorrected(
         wait_seconds=wait,
         accelerator_seconds=accelerator,
         neighbour_seconds=step.neighbour_seconds or 0.0,
-        hidden_seconds=step.hidden_load_seconds or 0.0,
         trainer_cpu_seconds=trainer,
         rates={rate.workers * hosts: rate.steps_per_second for rate in profile.loader_rates},
         others_vcpus=others_vcpus_of(profile),
@@ -250,8 +252,7 @@ def _free_cpu_seconds(work: Work, wait: float) -> float:
 def _doubts(profile: Profile, work: Work) -> Iterator[Doubt]:
     """Yields why the model's figures of today's step may be wrong, each with how far."""
     miss = abs(work.measured_seconds / work.step_seconds - 1)
-    # Loading by a worker was measured, and no plan loads as the main process does.
-    if miss > 0.05 and not _is_loaded_by_trainer(profile, work):
+    if miss > 0.05:
         yield Doubt(width=min(miss, 0.5), text=_miss_words(work))
     if profile.check is None:
         yield Doubt(width=0.1, text="the profile was not checked against its own parts")
@@ -279,13 +280,6 @@ def too_busy(profile: Profile, *, vcpus: float, machine_vcpus: float | None = No
     return ""
 
 
-def _is_loaded_by_trainer(profile: Profile, work: Work) -> bool:
-    """Whether the trainer loads, and its loading alone differs from what the parts give."""
-    if work.num_workers != 0 or "latency" not in work.factors:
-        return False
-    return profile.check is None or profile.check.state in (None, "workers")
-
-
 def _unexplained(profile: Profile, work: Work, machine_vcpus: float | None) -> Unexplained | None:
     """Returns why the parts support no prediction; None: they do."""
     step = profile.step
@@ -298,7 +292,7 @@ def _unexplained(profile: Profile, work: Work, machine_vcpus: float | None) -> U
         return Unexplained(kind="not_measured", text=text)
     if check is not None:
         # The profile's own verdict: it knows what else kept the CPUs busy.
-        if check.explained or (check.state == "workers" and _is_loaded_by_trainer(profile, work)):
+        if check.explained:
             return None
         text = f"the parts of the profile miss the measured step by {percentage(abs(check.error))}"
         if check.state:

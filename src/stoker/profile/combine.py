@@ -11,7 +11,7 @@ from stoker.decide.work import parts_of
 from stoker.errors import UsageError
 from stoker.feed.timeline import waits_longest
 from stoker.profile.fixes import find_fixes
-from stoker.profile.rank_results import HOST, Drain, RankResult
+from stoker.profile.rank_results import Drain, RankResult
 from stoker.profile.states import capacity, find_states, is_throttled, others_vcpus
 from stoker.records import (
     Check,
@@ -81,13 +81,11 @@ def combine(
     timed = {"step_seconds": waiting.taken.step_seconds, "wait_seconds": waiting.taken.wait_seconds}
     if slowest.accelerator:
         timed["accelerator_step_seconds"] = slowest.accelerator.step_seconds
-    is_hidden = not waiting.num_workers and waiting.taken.clock != HOST
     step = StepTerms(
         **{name: part.median for name, part in timed.items()},
         transfer_seconds=slowest.transfer_seconds,
         neighbour_seconds=slowest.neighbour_seconds,
         loader_cpu_seconds=sum(map(_loader_cpu, ranks)),
-        hidden_load_seconds=waiting.taken.hidden_seconds if is_hidden else None,
         loader_wall_seconds=sum(walls) if len(walls) == len(ranks) else None,
         trainer_cpu_seconds=sum(map(_trainer_cpu, ranks)),
         used_cpu_seconds=used,
@@ -213,9 +211,8 @@ def _loader_wall(rank: RankResult) -> float | None:
     """
     if alone := rank.lone_worker:
         return min(alone.cpu_seconds, _loader_cpu(rank)) + alone.idle_seconds
-    # Without workers, all that next() does is loading, of which a device may notice a part only.
-    own = rank.taken.wait_seconds.median + rank.taken.hidden_seconds
-    return None if rank.num_workers else own
+    # Without workers, all that next() does is loading.
+    return None if rank.num_workers else rank.taken.wait_seconds.median
 
 
 def _loader_rates(ranks: Sequence[RankResult]) -> tuple[LoaderRate, ...]:
@@ -268,12 +265,6 @@ def _check(
     predicted = parts.step_seconds
     error = predicted / step.step_seconds - 1
     is_explained = abs(error) <= tolerance
-    named = {state.id for state in states}
-    state = None
-    if not is_explained and "straggler" in named:
-        state = "straggler"
-    elif not is_explained and "workers" in named and parts.workers == 0:
-        # The main process loads as it was seen to, with more threads of torch than a worker.
-        seen = parts.accelerator_seconds + (step.wait_seconds or 0.0)
-        state = "workers" if abs(seen / step.step_seconds - 1) <= tolerance else None
+    is_one_slow = any(state.id == "straggler" for state in states)
+    state = "straggler" if is_one_slow and not is_explained else None
     return Check(predicted_step_seconds=predicted, error=error, explained=is_explained, state=state)

@@ -149,9 +149,7 @@ def _check(profile: Profile) -> Iterator[str]:
         f"self-check: the parts give {ms(check.predicted_step_seconds)} per step, measured were "
         f"{ms(profile.step.step_seconds)} ({error})"
     )
-    if check.state == "workers":
-        text += ": loading takes another time in the trainer than in a worker"
-    elif not check.explained:
+    if not check.explained:
         why = f"the rest is the state {check.state}" if check.state else "unexplained"
         text += f": {why}, so stoker recommends no other hosts"
     yield text

@@ -97,13 +97,9 @@ def _more_workers(
     # Workers are asked ahead: their batches would be older than what the loop changed.
     if loader is not None and (loader.in_step or loader.fails_in_workers):
         return
-    before = parts.step_seconds
-    if parts.workers == 0 and step.wait_seconds is not None:
-        # Loading in the main process was seen: with torch's threads, that no worker has.
-        before = parts.accelerator_seconds + step.wait_seconds
     # A ratio of two modelled steps, applied to the measured one: what the model misses is in both.
     after = max(terms(parts, better).values())
-    saves = max(0.0, step.step_seconds * (1 - after / before)) or None
+    saves = max(0.0, step.step_seconds * (1 - after / parts.step_seconds)) or None
     because = "the loader alone is faster with that many"
     if parts.loader_wall_seconds > WAITS * parts.loader_cpu_seconds:
         because = "workers wait for their data, so faster CPUs would not help"

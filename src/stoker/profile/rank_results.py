@@ -100,7 +100,6 @@ class AsIs(msgspec.Struct, frozen=True, kw_only=True):
         trainer_cpu_seconds: Without workers, loading included.
         children_cpu_seconds: Of all processes below the trainer.
         clock: By which steps and waits were timed: `host`, or the device's name, as `cuda:0`.
-        hidden_seconds: Of next(), what passed while the device was busy with steps before.
     """
 
     step_seconds: Quartiles
@@ -109,7 +108,6 @@ class AsIs(msgspec.Struct, frozen=True, kw_only=True):
     children_cpu_seconds: float
     epoch_batches: int | None = None
     clock: str = HOST
-    hidden_seconds: float = 0.0
 
 
 class AcceleratorOnly(msgspec.Struct, frozen=True, kw_only=True):

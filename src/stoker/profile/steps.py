@@ -266,7 +266,7 @@ class AsIsSteps:
         seconds = clock.seconds(step.gave, step.waits[-1][1])
         wait = min(sum(clock.seconds(*marks) for marks in step.waits), seconds)
         if self.warm_up.is_over:
-            self._counted.append((seconds, wait, host_seconds(step.waits), step.cpu))
+            self._counted.append((seconds, wait, step.cpu))
         else:
             self.warm_up.add(busy_seconds=seconds - wait, seconds=seconds)
 
@@ -277,13 +277,10 @@ class AsIsSteps:
             seen: Beside the steps of the epochs that ended, by the host's clock.
         """
         count = self.count
-        seconds, waits, host_waits, cpu = zip(*self._counted, strict=True)
+        seconds, waits, cpu = zip(*self._counted, strict=True)
         # Workers deliver in bursts where steps wait for them.
         is_bursty = fmean(waits) >= _BURSTY * fmean(seconds)
         blocks = partial(block_means, workers=self.workers if is_bursty else 1)
-        hidden = 0.0
-        if self.is_on_device:
-            hidden = max(0.0, median(blocks(host_waits)) - median(blocks(waits)))
         return AsIs(
             step_seconds=quartiles(blocks(seconds), samples=count),
             wait_seconds=quartiles(blocks(waits), samples=count),
@@ -291,7 +288,6 @@ class AsIsSteps:
             children_cpu_seconds=seen.children_seconds / max(1, seen.steps),
             epoch_batches=self.epoch_batches,
             clock=self.clock.name,
-            hidden_seconds=hidden,
         )
 
 

@@ -253,8 +253,6 @@ class StepTerms(Record, frozen=True, kw_only=True):
             loader workers are busy. None: not measured, or no accelerator.
         loader_cpu_seconds: CPU-seconds of loading, all ranks, with all vCPUs busy.
         loader_wall_seconds: Worker-seconds of loading, all ranks, with idle vCPUs.
-        hidden_load_seconds: Part of it, of one rank without workers, that passes while its
-            accelerator still computes. None: there are workers, or no accelerator.
         trainer_cpu_seconds: CPU-seconds of the trainer processes, all ranks.
         used_cpu_seconds: CPU-seconds of trainers and workers in the unchanged step, all ranks.
         num_workers: Loader workers of one host, all ranks.
@@ -269,7 +267,6 @@ class StepTerms(Record, frozen=True, kw_only=True):
     neighbour_seconds: NonNegativeFloat | None = None
     loader_cpu_seconds: NonNegativeFloat | None = None
     loader_wall_seconds: NonNegativeFloat | None = None
-    hidden_load_seconds: NonNegativeFloat | None = None
     trainer_cpu_seconds: NonNegativeFloat | None = None
     used_cpu_seconds: NonNegativeFloat | None = None
     num_workers: NonNegativeInt | None = None
