@@ -44,7 +44,6 @@ class EventName(StrEnum):
     COMMAND_ENDED = auto()  # The training command ended, with its exit code and CPU time.
     COMMAND_STOPPING = auto()  # The training command was asked to end.
     CONNECTIONS_REJECTED = auto()  # Connections without the run's token were closed.
-    DATA_GROUP_IDLE = auto()  # A data group made almost no batch; the text says what it cost.
     DATA_HOST_ENDED = auto()  # A data host ends, with the reason.
     ENGINE_READY = auto()  # A process of the data engine accepts connections.
     FEED_UNUSED = auto()  # The script did not use the data hosts; the text says why.
@@ -65,7 +64,6 @@ class EventName(StrEnum):
     MEMORY_SHORT = auto()  # Fewer batches wait on a host, whose memory is nearly used up.
     MESSAGE_REFUSED = auto()  # A message was malformed, not authenticated, or not taken.
     METRIC_NOT_A_NUMBER = auto()  # A metric of the script is NaN, infinite or not a number.
-    METRIC_NOT_IN_LOG = auto()  # No line that the script printed matches a gate's pattern.
     METRICS = auto()  # Figures of one epoch.
     METRICS_FAILED = auto()  # The script's metrics could not be written or read.
     METRICS_SERVE_FAILED = auto()  # The endpoint for Prometheus could not be opened.

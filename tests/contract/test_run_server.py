@@ -3,32 +3,32 @@
 import functools
 import socket
 import threading
-import time
 from collections.abc import Callable
 from contextlib import closing
 from io import StringIO
+from pathlib import Path
+from queue import SimpleQueue
 from typing import TextIO
 
 import pytest
 import zmq
 
+from stoker.environment import ProcessSettings
 from stoker.errors import PlatformError
 from stoker.feed.engine.crypto import Keys, secure_client
 from stoker.feed.engine.run_messages import (
-    PROTOCOL_VERSION,
     HostEnd,
-    HostState,
     Progress,
     RunState,
     Unpacker,
     pack,
 )
 from stoker.launch import host_client
-from stoker.launch.host_client import HostClient, Verdict
-from stoker.launch.run_server import HostChange, HostTable, RunServer
+from stoker.launch.host_client import HostClient, HostRun
+from stoker.launch.run_server import HostChange, RunServer
 from stoker.logs import Log
 from stoker.records import FeedSettings
-from support import processes
+from support import builders, processes
 from support.tokens import new_token
 
 KEYS = Keys.from_token(bytes.fromhex(new_token()))
@@ -39,25 +39,37 @@ until = functools.partial(processes.until, what="the condition comes true", seco
 class Run:
     def __init__(self):
         self.failures: list[HostChange] = []
-        self.verdicts: dict[str, Verdict] = {}
+        self.clients: dict[str, HostClient] = {}
         self.log: TextIO = StringIO()
         self._closing: list[Callable[[], None]] = []
         with zmq.Context() as context, context.socket(zmq.PAIR) as probe:
             self.port = probe.bind_to_random_port("tcp://127.0.0.1")
 
-    def server(self, *names, lease_seconds=60.0, outcome_seconds=0.5):
-        hosts = HostTable(
-            {name: role_of(name) for name in names or ("d1",)},
-            run_id="run",
-            feed=FeedSettings(lease_seconds=lease_seconds, start_deadline_seconds=60.0),
-            now=time.monotonic(),
+    def host(self, host, *others, keys=KEYS, **feed):
+        names = ("leader", host, *others)
+        groups = {
+            role: (role, tuple(name for name in names if role_of(name) == role))
+            for role in ("dnn", "data")
+        }
+        feed = {"lease_seconds": 60.0, "start_deadline_seconds": 60.0, **feed}
+        return HostRun(
+            settings=ProcessSettings(
+                run_id="run",
+                feed=FeedSettings(**feed),
+                coordinator=f"127.0.0.1:{self.port}",
+                advertise="127.0.0.1",
+            ),
+            topology=builders.topology(host, **groups),
+            environ={},
+            output=Path(),
+            log=Log(run="run", host=host, stream=self.log),
+            inbox=SimpleQueue(),
+            keys=keys,
         )
+
+    def server(self, *names, lease_seconds=60.0, outcome_seconds=0.5):
         server = RunServer(
-            keys=KEYS,
-            hosts=hosts,
-            log=Log(run="run", host="leader", stream=self.log),
-            address="127.0.0.1",
-            port=self.port,
+            self.host("leader", *(names or ("d1",)), lease_seconds=lease_seconds),
             on_failure=self.failures.append,
             outcome_seconds=outcome_seconds,
         )
@@ -65,27 +77,11 @@ class Run:
         self._closing.append(server.close)
         return server
 
-    def client(self, host, *, keys=KEYS, lease_seconds=60.0, deadline=DEADLINE):
-        client = HostClient(
-            HostState(
-                protocol=PROTOCOL_VERSION,
-                run_id="run",
-                role=role_of(host),
-                host=host,
-                group="data",
-                address="127.0.0.1",
-                port=1234,
-                workers=2,
-                incarnation=host,
-            ),
-            keys=keys,
-            address="localhost",
-            port=self.port,
-            feed=FeedSettings(lease_seconds=lease_seconds, start_deadline_seconds=deadline),
-            log=Log(run="run", host=host, stream=self.log),
-            on_verdict=lambda verdict: self.verdicts.setdefault(host, verdict) and None,
-        )
+    def client(self, host, *, keys=KEYS, lease_seconds=60.0):
+        how = {"lease_seconds": lease_seconds, "start_deadline_seconds": DEADLINE}
+        client = HostClient(self.host(host, keys=keys, **how), port=1234, workers=2)
         client.start()
+        self.clients[host] = client
         self._closing.insert(0, client.close)
         return client
 
@@ -95,8 +91,8 @@ class Run:
         return client
 
     def verdict(self, host):
-        until(lambda: host in self.verdicts)
-        return self.verdicts[host]
+        until(lambda: self.clients[host].verdict is not None)
+        return self.clients[host].verdict
 
     def close(self):
         for close in self._closing:
@@ -146,13 +142,13 @@ def test_hosts_hear_how_the_run_ended_those_before_their_leader_and_late_ones_to
     closing = threading.Thread(target=server.close)
     closing.start()
     hosts.append(run.client("d3"))
-    until(lambda: len(run.verdicts) == 4)
+    verdicts = [run.verdict(host) for host in ("d1", "d2", "f1", "d3")]
     for host in hosts:
         host.tell(end=HostEnd())
         host.close()
     closing.join(DEADLINE)
     assert all((host.run.outcome, host.run.exit_code) == ("failed", 7) for host in hosts)
-    for verdict in run.verdicts.values():
+    for verdict in verdicts:
         assert verdict.kind == "decided"
         assert "rank 1 broke" in verdict.reason
 

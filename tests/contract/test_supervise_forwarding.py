@@ -67,14 +67,12 @@ def test_a_line_comes_whole_however_it_is_written():
         assert stream.read(11) == b"done\nand so"
 
 
-def test_a_progress_bar_moves_and_a_question_comes_after_a_moment():
+def test_a_progress_bar_moves():
     with forwarded() as stream:
         stream.write(b"\r10 %\r20 %")
         assert stream.read(6) == b"\r10 %\r"
         stream.write(b"\r")
         assert stream.read(5) == b"20 %\r"
-        stream.write(b"password: ")
-        assert stream.read(10) == b"password: "
 
 
 def test_the_command_goes_on_where_its_output_cannot_be_written():

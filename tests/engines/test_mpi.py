@@ -87,7 +87,7 @@ def lacking():
 class MpiJob(LocalJob):
     def __init__(self, tmp_path, mode, *, text=SCRIPT, **settings):
         (tmp_path / "script.py").write_text(text)
-        command = (PYTHON, str(tmp_path / "script.py"), mode)
+        command = (PYTHON, "-m", "mpi4py", str(tmp_path / "script.py"), mode)
         settings |= {"feed": FeedSettings(lease_seconds=10), "strategy": "mpi"}
         super().__init__(tmp_path, command, dnn=2, data=1, processes=2, **settings)
 

@@ -32,20 +32,21 @@ time.sleep(60)
 @pytest.mark.parametrize(
     "happenings",
     [
-        (SignalReceived(signal.SIGTERM), Decided("the training stopped")),
-        (Decided("the training stopped"), SignalReceived(signal.SIGTERM)),
+        (SignalReceived(signal.SIGTERM), Decided("the training stopped", grace_seconds=0.3)),
+        (Decided("the training stopped", grace_seconds=0.3), SignalReceived(signal.SIGTERM)),
     ],
     ids=["signal first", "decision first"],
 )
-def test_a_host_that_is_stopped_as_all_are_saves_undisturbed(happenings, monkeypatch):
-    monkeypatch.setattr(launched, "VERDICT_GRACE_SECONDS", 0.3)
+def test_a_host_that_is_stopped_as_all_are_saves_undisturbed(happenings):
     inbox: Inbox = queue.SimpleQueue()
     others = [child.pid for child in psutil.Process().children()]
     with subprocess.Popen([sys.executable, "-c", SAVING], stdout=subprocess.PIPE) as process:
         assert process.stdout.readline() == b"ready\n"
         for happening in happenings:
             inbox.put(happening)
-        signals, decided = launched._follow(process, inbox, LOG, lambda: None, spared=others)
+        ask = process.send_signal
+        how = {"spared": others, "ask": ask}
+        signals, decided = launched.follow_to_end(process, inbox, LOG, lambda: None, **how)
     assert process.returncode == 0
     assert (signals, decided) == ((signal.SIGTERM,), "the training stopped")
 

@@ -2,15 +2,17 @@
 
 import json
 import os
-import secrets
 import signal
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+from stoker.environment import ProcessSettings
 from stoker.feed.engine.agent import Agent
 from stoker.feed.engine.crypto import Keys, read_token
-from stoker.feed.engine.run_messages import PROTOCOL_VERSION, HostEnd, HostState
-from stoker.launch.host_client import HostClient
+from stoker.feed.engine.run_messages import HostEnd
+from stoker.launch.host_client import HostClient, HostRun
+from stoker.launch.topology import HostGroup, Topology
 from stoker.logs import Log
 from stoker.records import FeedSettings
 
@@ -27,26 +29,27 @@ def main() -> None:
 
     agent = Agent(keys, log, host=host, bind="127.0.0.1", port=given["port"], workers=workers)
     signal.signal(signal.SIGTERM, lambda *_: agent.stop())
+    groups = (HostGroup(hosts=("leader",)), HostGroup(name="data", role="data", hosts=(host,)))
+    topology = Topology(host=host, groups=groups)
+    coordinator = f"127.0.0.1:{given['coordinator_port']}"
+    settings = ProcessSettings(
+        run_id=run, feed=feed, coordinator=coordinator, advertise="localhost"
+    )
     client = HostClient(
-        HostState(
-            protocol=PROTOCOL_VERSION,
-            run_id=run,
-            role="data",
-            host=host,
-            group="data",
-            address="localhost",
-            # Proxies before its ports, if the test has them.
-            port=given.get("advertised_port", agent.port),
-            batch_port=given.get("advertised_batch_port", agent.batch_port),
-            workers=workers,
-            incarnation=secrets.token_hex(4),
+        HostRun(
+            settings=settings,
+            topology=topology,
+            environ={},
+            output=Path(),
+            log=log,
+            # A verdict ends the agent.
+            inbox=SimpleNamespace(put=lambda _: agent.stop()),
+            keys=keys,
         ),
-        keys=keys,
-        address="127.0.0.1",
-        port=given["coordinator_port"],
-        feed=feed,
-        log=log,
-        on_verdict=lambda _: agent.stop(),
+        # Proxies before its ports, if the test has them.
+        port=given.get("advertised_port", agent.port),
+        batch_port=given.get("advertised_batch_port", agent.batch_port),
+        workers=workers,
     )
     client.start()
     try:

@@ -14,18 +14,20 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from queue import Empty, Queue
+from queue import Empty, Queue, SimpleQueue
 
 import psutil
 
+from stoker.environment import ProcessSettings
 from stoker.feed.engine.crypto import Keys, read_token
-from stoker.launch.run_server import HostTable, RunServer
+from stoker.launch.host_client import HostRun
+from stoker.launch.run_server import RunServer
 from stoker.logs import Log
 from stoker.records import FeedSettings
+from support import builders
 from support.processes import DEADLINE_SECONDS, started
 from support.processes import until as wait_until
 from support.tokens import new_token
@@ -202,21 +204,20 @@ class Cluster:
         self.hosts: list[subprocess.Popen[bytes] | WarmProcess] = []
         self.trainers: list[Trainer] = []
         feed = FeedSettings(**self.settings)
-        hosts = HostTable(
-            {f"algo-{number}": "data" for number in range(self.agents)},
-            run_id=self.run,
-            feed=feed,
-            now=time.monotonic(),
-        )
-        self.coordinator = RunServer(
-            keys=Keys.from_token(read_token(self._token_file)),
-            hosts=hosts,
+        names = tuple(f"algo-{number}" for number in range(self.agents))
+        coordinator = f"127.0.0.1:{self.port}"
+        run = HostRun(
+            settings=ProcessSettings(
+                run_id=self.run, feed=feed, coordinator=coordinator, advertise="127.0.0.1"
+            ),
+            topology=builders.topology("leader", dnn=("dnn", ("leader",)), data=("data", names)),
+            environ={},
+            output=self.folder,
             log=Log(run=self.run, host="leader", stream=self._log),
-            address="127.0.0.1",
-            port=self.port,
-            on_failure=lambda change: None,
-            outcome_seconds=1.0,
+            inbox=SimpleQueue(),
+            keys=Keys.from_token(read_token(self._token_file)),
         )
+        self.coordinator = RunServer(run, on_failure=lambda change: None, outcome_seconds=1.0)
         self.coordinator.start()
         if not self.late:
             for number in range(self.agents):

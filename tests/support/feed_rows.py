@@ -22,7 +22,6 @@ def host_rate(name, rate, *, workers=4, moved=0) -> HostRate:
         workers=workers,
         busy_workers=0.9 * workers if rate else 0.0,
         busy_cpus=0.85 * workers if rate else 0.0,
-        in_flight=2 * workers if rate else 0,
         credits=2 * workers if rate else 0,
         moved=moved,
     )

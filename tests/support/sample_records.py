@@ -244,6 +244,7 @@ def with_gpus(folder: Path, *, seconds: int = 300) -> dict[str, object]:
                     start_seconds=float(second),
                     seconds=2.0,
                     steps=steps if second >= 18 else None,
+                    gpu_utilization=share * (second >= 20),
                     gpus=tuple(rates),
                 )
             )

@@ -55,10 +55,6 @@ def test_the_toolkits_variables_are_exported(base_dir):
     assert json.loads(found["SM_HOSTS"]) == hosts
     assert json.loads(found["SM_TRAINING_ENV"])["hosts"] == hosts
     assert json.loads(found["SM_RESOURCE_CONFIG"])["hosts"] == hosts
-    assert json.loads(found["SM_INSTANCE_GROUPS"]) == ["gpu"]
-    groups = json.loads(found["SM_INSTANCE_GROUPS_DICT"])
-    assert {name: group["hosts"] for name, group in groups.items()} == {"gpu": hosts}
-    assert json.loads(found["SM_IS_HETERO"]) is False
     assert json.loads(found["SM_CHANNELS"]) == ["train", "val-2"]
     assert json.loads(found["SM_TRAINING_ENV"])["job_name"] == "job-1"
     assert "sagemaker_program" not in found["SM_HPS"]

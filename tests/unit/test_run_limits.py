@@ -98,9 +98,9 @@ def test_the_idle_share_of_a_group_is_its_time_without_work():
         1: progress(1, 5.0, worked(20.0)),
     }
     hosts = {"data": ("data-1",)}
-    dnn, data = spending.of_groups(told, dnn="dnn", waited_seconds=0.0, data_hosts=hosts)
-    # All ranks wait for the slowest; two workers for two ranks, 50 of 200 seconds at work.
-    assert (dnn.idle_share, data.idle_share) == (pytest.approx(0.2), pytest.approx(0.75))
+    dnn, data = spending.of_groups(told, data_hosts=hosts, all_batches=2)
+    # Two workers for two ranks, 50 of 200 seconds at work.
+    assert (dnn.idle_share, data.idle_share) == (None, pytest.approx(0.75))
     assert (dnn.usd, data.usd) == (pytest.approx(8 / 36), pytest.approx(3 / 36))
-    alone, unknown = spending.of_groups({}, dnn="dnn", waited_seconds=7.0, data_hosts={})
-    assert (alone.idle_share, unknown.idle_share) == (pytest.approx(0.07), None)
+    (_, silent) = spending.of_groups({}, data_hosts=hosts, all_batches=2)
+    assert (silent.idle_share, silent.batches) == (1.0, 0)

@@ -7,6 +7,7 @@ iterable datasets behave as with torch in every respect.
 
 import contextlib
 import hashlib
+import re
 import weakref
 from array import array
 from collections import deque
@@ -426,5 +427,7 @@ def digest_with(index: object, *, before: str) -> str:
     try:
         given = array("q", index if isinstance(index, list | tuple) else [index]).tobytes()
     except (TypeError, ValueError, OverflowError):
-        given = repr(shown_index(index)).encode("utf-8", "surrogatepass")
+        # Addresses of objects differ between processes.
+        text = re.sub(r" at 0x[0-9a-f]+", "", repr(shown_index(index)))
+        given = text.encode("utf-8", "surrogatepass")
     return hashlib.blake2b(before.encode() + given, digest_size=16).hexdigest()

@@ -15,6 +15,7 @@ import contextlib
 import math
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -144,19 +145,21 @@ def block_means(
 ) -> list[float]:
     """Returns means of `value` over blocks of about BLOCK_STEPS steps of one epoch.
 
-    The mean of a longer block is there as often; what is left of an epoch counts from half of one.
+    The mean of a longer block is there as often.
     """
     means: list[float] = []
     for _, group in groupby(steps, key=_epoch_of):
-        total, num_steps, least = 0.0, 0, 1
-        for row in group:
-            total += value(row)
-            num_steps += row.steps
-            if num_steps >= BLOCK_STEPS:
-                means += [total / num_steps] * (num_steps // BLOCK_STEPS)
-                total, num_steps, least = 0.0, 0, BLOCK_STEPS // 2
-        if num_steps >= least:
-            means.append(total / num_steps)
+        rows = list(group)
+        total = steps_in(rows)
+        count = max(1, total // BLOCK_STEPS)
+        blocks = defaultdict[int, list[MeasuredStep]](list)
+        done = 0
+        for row in rows:
+            blocks[done * count // total].append(row)
+            done += row.steps
+        for block in blocks.values():
+            num_steps = steps_in(block)
+            means += [sum(map(value, block)) / num_steps] * max(1, num_steps // BLOCK_STEPS)
     return means
 
 

@@ -74,7 +74,6 @@ class HostRate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         workers: Workers that have made a batch.
         busy_workers: Workers at work, mean.
         busy_cpus: CPUs in use, mean.
-        in_flight: Batches requested.
         credits: Batches that may be requested; 0: the host is gone.
         moved: Batches taken from it (lost, dropped or late), and made elsewhere.
     """
@@ -85,7 +84,6 @@ class HostRate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     workers: int
     busy_workers: Figure
     busy_cpus: Figure
-    in_flight: int
     credits: int
     moved: int = 0
 
@@ -296,7 +294,6 @@ def _host_rate(name: str, reports: Sequence[tuple[float, HostWork, HostWork]]) -
         workers=sum(workers) if latest[0].is_local else max(workers),
         busy_workers=rate("busy_seconds"),
         busy_cpus=rate("cpu_seconds"),
-        in_flight=sum(now.in_flight for now in latest),
         credits=sum(now.credits for now in latest),
         moved=sum(round(_grown(now, was, "moved")) for _, was, now in reports),
     )

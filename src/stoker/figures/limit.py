@@ -86,7 +86,5 @@ def feed_limit_of(interval: Interval) -> FeedBottleneck:
         advice = "even out the cost of batches, or raise feed.max_bytes"
         return FeedBottleneck("order", words, advice)
     words = f"the way to the trainer: workers are at work {busy} of the time"
-    if credits := sum(host.credits for host in hosts):
-        words += f", {sum(host.in_flight for host in hosts)} of {credits} batches asked for"
     advice = "smaller batches on the wire (uint8), a faster network, or a higher feed.max_bytes"
     return FeedBottleneck("network", words, advice)

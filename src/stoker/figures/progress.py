@@ -143,9 +143,9 @@ class RunSteps:
         for rank in timeline_ranks(self._folder, file=self._file):
             if rank not in self._ranks:
                 self._ranks[rank] = _RankSteps(self._folder / self._file.format(rank=rank))
-        # A rank without a new step keeps its last figures: slow steps end a moment apart.
         means = {rank: steps.read(is_last=is_last) for rank, steps in self._ranks.items()}
-        new = {rank: mean for rank, mean in means.items() if mean is not None}
+        new = {rank: mean for rank, mean in means.items() if mean}
+        # A rank without a new step keeps its last figures: slow steps end a moment apart.
         self._latest |= new
         if not new:
             return None

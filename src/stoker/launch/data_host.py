@@ -5,7 +5,7 @@ import threading
 
 import psutil
 
-from stoker.errors import FeedLostError, StokerError
+from stoker.errors import FeedLostError
 from stoker.feed.engine.agent import Agent
 from stoker.feed.engine.run_messages import HostEnd
 from stoker.host import machine, spawn
@@ -36,30 +36,24 @@ def serve(run: HostRun) -> int:
         os.chdir(run.folder)
     if run.settings.engine.name == "feed":
         return _serve_batches(run)
-    return _serve_engine(run)
-
-
-def _serve_engine(run: HostRun) -> int:
-    run.output.mkdir(parents=True, exist_ok=True)
-    client = run.client(workers=num_workers(run))
+    client = HostClient(run, workers=num_workers(run))
     engine = Engine(run)
-    failure = None
     client.start()
     try:
         engine.serve(client)
     finally:
         engine.stop()
-        if engine.failure:
-            what, _, last_words = engine.failure.partition("\n")
-            failure = FeedLostError(what, where=f"data host {run.topology.host}", fix=last_words)
         _tell_end(client, engine.failure)
-    return _exit_code(run, client, failure, is_asked=False)
+    failure = None
+    if engine.failure:
+        what, _, last_words = engine.failure.partition("\n")
+        failure = FeedLostError(what, where=f"data host {run.topology.host}", fix=last_words)
+    return _exit_code(run, client, failure)
 
 
 def _serve_batches(run: HostRun) -> int:
     spawn.adopt_orphans()
     workers = num_workers(run)
-    settings = run.settings
     # A run with a data group has a token, or `keys_of` has refused it.
     assert run.keys is not None
     try:
@@ -68,7 +62,7 @@ def _serve_batches(run: HostRun) -> int:
             run.log,
             host=run.topology.host,
             bind=run.listen_address,
-            port=settings.port or settings.feed.port,
+            port=run.settings.port or run.settings.feed.port,
             workers=workers,
         )
     except OSError as err:
@@ -77,7 +71,7 @@ def _serve_batches(run: HostRun) -> int:
     # After the first loader process's start: what a dataset's crash leaves is the user's.
     machine.turn_off_core_dumps()
     # Now that the agent listens: trainers connect as soon as the leader has accepted this host.
-    client = run.client(port=agent.port, batch_port=agent.batch_port, workers=workers)
+    client = HostClient(run, port=agent.port, batch_port=agent.batch_port, workers=workers)
     # The agent's own children: it reads their exit status itself.
     children = {child.pid for child in psutil.Process().children()}
     is_over, is_asked = threading.Event(), threading.Event()
@@ -97,34 +91,28 @@ def _serve_batches(run: HostRun) -> int:
     watcher = threading.Thread(target=watch, daemon=True)
     client.start()
     watcher.start()
-    failure: StokerError | None = None
-    reason = ""
+    failure: Exception | None = None
     try:
         agent.run()
     except Exception as err:
-        reason = str(err) or type(err).__name__
-        if not isinstance(err, StokerError):
-            raise
         failure = err
-    finally:
-        # The watcher first: it would reap what is ended below.
-        is_over.set()
-        watcher.join()
-        _tell_end(client, reason)
-        end_descendants()
+    # The watcher first: it would reap what is ended below.
+    is_over.set()
+    watcher.join()
+    _tell_end(client, str(failure or ""))
+    end_descendants()
     return _exit_code(run, client, failure, is_asked=is_asked.is_set())
 
 
 def _tell_end(client: HostClient, failure: str) -> None:
     # "failed" is what trainers look for.
-    reason = f"failed: {failure}"[:4000] if failure else ""
-    client.tell(end=HostEnd(reason=reason))
+    client.tell(end=HostEnd(reason=f"failed: {failure}"[:4000] if failure else ""))
     # Behind its last words, which it sends.
     client.close()
 
 
 def _exit_code(
-    run: HostRun, client: HostClient, failure: StokerError | None, *, is_asked: bool
+    run: HostRun, client: HostClient, failure: Exception | None, *, is_asked: bool = False
 ) -> int:
     verdict = client.verdict
     comes_back = run.settings.comes_back

@@ -15,11 +15,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
-
-import psutil
 
 from stoker.host import machine, spawn
 from stoker.host.installed import CARRIED
@@ -56,26 +53,19 @@ _PROBE_SECONDS = 2.0
 class Engine:
     """The engine's command on this host; none with the feed, or without a data group.
 
-    Args:
-        on_failure: Called once, with words, perhaps in another thread, before this host is ended.
-
     Attributes:
         environment: Variables for the training command.
         failure: Why the engine ended the run; empty: it did not.
     """
 
-    def __init__(self, run: HostRun, on_failure: Callable[[str], None] = lambda _: None) -> None:
+    def __init__(self, run: HostRun) -> None:
         self._run = run
-        self._on_failure = on_failure
-        self._start_by = time.monotonic() + run.settings.feed.start_deadline_seconds
         self._settings = completed(run.settings.engine)
         self._is_used = self._settings.name != "feed" and bool(run.topology.data_hosts)
+        self._start_by = time.monotonic() + run.settings.feed.start_deadline_seconds
         self._process: subprocess.Popen[bytes] | None = None
-        self._tail = OutputTail()
         self._copy: threading.Thread | None = None
-        self._is_stopping = False
-        # Children of this process that are not the engine's.
-        self._earlier: Collection[int] = ()
+        self._tail = OutputTail()
         self.environment: dict[str, str] = {}
         self.failure = ""
         if self._is_used:
@@ -103,15 +93,6 @@ class Engine:
             server.tell(stage="ready")
         return ending
 
-    def is_whole(self, server: RunServer) -> bool:
-        """Looks whether all data hosts are there; else the run fails."""
-        if self._is_used and server.gone:
-            host, reason = min(server.gone.items())
-            self._fail(
-                f"the engine cannot continue without data host {host}: {reason or 'it has ended'}"
-            )
-        return not self.failure
-
     def follow(self, client: HostClient) -> Ending | None:
         """Starts this host's command behind the leader's, and waits for those of all hosts."""
         if not self._is_used:
@@ -133,7 +114,29 @@ class Engine:
             if isinstance(event, SignalReceived):
                 # Trainers that are asked to stop at the same time may still save their state.
                 stop_at = time.monotonic() + GRACE_SECONDS
-            reap_orphans(spared=self._spared())
+            self.tick()
+            reap_orphans(spared=[self._process.pid] if self._process else ())
+
+    def is_whole(self, server: RunServer) -> bool:
+        """Looks whether the command and all data hosts are there; else the run fails."""
+        self.tick()
+        if self._is_used and server.gone:
+            host, reason = min(server.gone.items())
+            self._fail(
+                f"the engine cannot continue without data host {host}: {reason or 'it has ended'}"
+            )
+        return not self.failure
+
+    def tick(self) -> None:
+        """Looks whether the command has ended, which it must not before the run."""
+        code = self._process.poll() if self._process else None
+        if code is not None and self._copy is not None and not self.failure:
+            # For its last lines; a leftover process may hold the pipe open.
+            self._copy.join(1.0)
+            part, _ = self.command()
+            how = ended_words(code)
+            what = f"the engine's command for {part} ended with {how} before the run did"
+            self._fail(f"{what}\n{self._last_lines()}")
 
     def stop(self) -> None:
         """Ends the command with all its processes; may be called twice."""
@@ -141,15 +144,14 @@ class Engine:
         process = self._process
         if process is None:
             return
-        self._is_stopping = True
+        self._process = None
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(STOP_SECONDS)
         # Also orphans of the command, which are descendants of this process only.
-        end_descendants(spared=self._earlier)
+        end_descendants()
         if self._copy is not None:
             self._copy.join(_PROBE_SECONDS)
-        self._process = None
 
     def fill(self, text: str) -> str:
         """Returns a text with its places filled in."""
@@ -158,11 +160,11 @@ class Engine:
     def command(self) -> tuple[str, EngineCommand | None]:
         """Returns this host's command, with its part: leader, dnn or data."""
         topology = self._run.topology
-        if topology.role == "data":
-            return "data", self._settings.data
         if topology.is_leader and self._settings.leader:
             return "leader", self._settings.leader
-        return "dnn", self._settings.dnn
+        if topology.role == "dnn":
+            return "dnn", self._settings.dnn
+        return "data", self._settings.data
 
     def _start(self) -> Ending | None:
         part, command = self.command()
@@ -171,60 +173,43 @@ class Engine:
         run = self._run
         # So that this process can end what outlives the first process.
         spawn.adopt_orphans()
-        self._earlier = {child.pid for child in psutil.Process().children()}
         more = {name: self.fill(text) for name, text in command.environment.items()}
         theirs = toolkit_variables(run.topology, run.settings.base_dir, environ=run.environ)
         # Without stoker's sitecustomize, which is for the training's processes.
         environ = {**theirs, **run.environ, **own_variables(run), **more}
-        words = tuple(self.fill(word) for word in command.command)
-        process = started(with_own_python(words), environ, run.folder, is_one_stream=True)
-        self._process = process
-        hidden = parts_to_hide(environ.get(name, "") for name in run.settings.secret_names)
+        words = with_own_python([self.fill(word) for word in command.command])
+        self._process = started(words, environ, run.folder, is_one_stream=True)
         self._copy = copying(
-            process.stdout,
+            self._process.stdout,
             sys.stdout,
-            hidden=hidden,
+            hidden=parts_to_hide(environ.get(name, "") for name in run.settings.secret_names),
             read=self._tail.add,
             head=f"[engine {part}] ".encode(),
         )
-        threading.Thread(target=self._watch, args=(part, process), daemon=True).start()
+        ending = None
         if command.ready:
-            host = run.topology.host
-            port = self._port_of(host, command.ready)
-            is_ready = partial(_listens, self._address_of(host), port)
-            if ending := self._wait(is_ready, lambda: f"nothing listens on port {port}"):
-                return ending
-            run.log.event(EventName.ENGINE_READY, part=part, port=port)
-        return None
-
-    def _spared(self) -> tuple[int, ...]:
-        return (*self._earlier, *((self._process.pid,) if self._process else ()))
+            address, port = self._place_of(run.topology.host, command.ready)
+            nothing = f"nothing listens on port {port}"
+            ending = self._wait(lambda: _listens(address, port), lambda: nothing)
+            if ending is None:
+                run.log.event(EventName.ENGINE_READY, part=part, port=port)
+        return ending
 
     def _wait(self, condition: Callable[[], bool], waited_for: Callable[[], str]) -> Ending | None:
         """Waits until the start deadline; returns the training's end if it may not start."""
+
+        def is_met() -> bool:
+            self.tick()
+            # A failure comes back as a decision.
+            return not self.failure and condition()
+
         try:
-            return wait_for(
-                self._run.inbox,
-                # A failure comes back as a decision.
-                lambda: not self.failure and condition(),
-                seconds=self._start_by - time.monotonic(),
-            )
+            return wait_for(self._run.inbox, is_met, seconds=self._start_by - time.monotonic())
         except TimeoutError:
             limit = self._run.settings.feed.start_deadline_seconds
             words = f"the engine was not ready within {limit:g} s: {waited_for()}"
             self._fail(f"{words}\n{self._last_lines()}")
             return Ending(exit_code=128 + signal.SIGTERM, decided=words)
-
-    def _watch(self, part: str, process: "subprocess.Popen[bytes]") -> None:
-        """Waits, in a thread, for the end of the command, which must not come before the run's."""
-        code = process.wait()
-        if self._copy is not None:
-            # For its last lines; a leftover process may hold the pipe open.
-            self._copy.join(1.0)
-        if not self._is_stopping:
-            how = ended_words(code)
-            what = f"the engine's command for {part} ended with {how} before the run did"
-            self._fail(f"{what}\n{self._last_lines()}")
 
     def _last_lines(self) -> str:
         return "\n".join(self._tail.text().splitlines()[-LAST_LINES:])
@@ -232,50 +217,47 @@ class Engine:
     def _fail(self, words: str) -> None:
         if not self.failure:
             self.failure = words.rstrip()
-            self._on_failure(self.failure)
             self._run.inbox.put(Decided(self.failure.partition("\n")[0]))
 
-    def _address_of(self, host: str, port: str = "") -> str:
-        """Returns how another host reaches `host`, at a port of the engine."""
+    def _place_of(self, host: str, port: str) -> tuple[str, int]:
+        """Returns how another host reaches a port of the engine on `host`; 0: none is named."""
         run = self._run
-        place = run.settings.engine_hosts.get(host)
-        address = host
-        if place:
-            address = place.address
-        elif host == run.topology.host:
-            address = run.settings.advertise or host
-        elif host == run.topology.leader:
-            address = run.leader_address[0]
-        return with_port(address, self._port_of(host, port)) if port else address
+        number = self._settings.ports.get(port, 0)
+        if place := run.settings.engine_hosts.get(host):
+            return place.address, place.ports.get(port, number)
+        if host == run.topology.host:
+            return run.settings.advertise or host, number
+        if host == run.topology.leader:
+            return run.leader_address[0], number
+        return host, number
 
-    def _port_of(self, host: str, name: str) -> int:
-        place = self._run.settings.engine_hosts.get(host)
-        return (place.ports if place else {}).get(name) or self._settings.ports[name]
+    def _address_of(self, host: str, port: str) -> str:
+        address, number = self._place_of(host, port)
+        return with_port(address, number) if port else address
 
     def _value_of(self, name: str, port: str) -> str:
-        topology = self._run.topology
-        addressed = {
-            "address": (topology.host,),
+        run = self._run
+        topology = run.topology
+        own = topology.host
+        hosts = {
+            "address": (own,),
             "leader": (topology.leader,),
             "data_addresses": topology.data_hosts,
             "dnn_addresses": topology.dnn_hosts,
         }
-        if name in addressed:
-            return ",".join(self._address_of(host, port) for host in addressed[name])
-        match name:
-            case "host":
-                return topology.host
-            case "index":
-                return str(topology.group.hosts.index(topology.host))
-            case "workers":
-                return str(num_workers(self._run))
-            case "secret_file":
-                return str(_secret_file(self._run))
-            case "engines":
-                return str(_programs_folder())
-            case name if name == TF_CONFIG:
-                return self._tf_config(port)
-        return str(self._port_of(topology.host, name))
+        if name in hosts:
+            return ",".join(self._address_of(host, port) for host in hosts[name])
+        if name == TF_CONFIG:
+            return self._tf_config(port)
+        if name == "secret_file":
+            return str(_secret_file(run))
+        others = {
+            "host": own,
+            "index": topology.group.hosts.index(own),
+            "workers": num_workers(run),
+            "engines": _programs_folder(),
+        }
+        return str(others[name] if name in others else self._place_of(own, name)[1])
 
     def _tf_config(self, task: str) -> str:
         topology = self._run.topology
@@ -299,11 +281,10 @@ def num_workers(run: HostRun) -> int:
 
 
 def _listens(address: str, port: int) -> bool:
-    try:
+    with contextlib.suppress(OSError):
         socket.create_connection((address, port), timeout=_PROBE_SECONDS).close()
-    except OSError:
-        return False
-    return True
+        return True
+    return False
 
 
 def _secret_file(run: HostRun) -> Path:
@@ -314,7 +295,6 @@ def _secret_file(run: HostRun) -> Path:
     assert run.keys is not None  # a run with a data group has them
     secret = hashlib.blake2b(key=run.keys.mac_key, digest_size=32, person=b"stoker engine")
     path = run.settings.base_dir / _SECRET
-    path.parent.mkdir(parents=True, exist_ok=True)
     # Never an existing file or link, which others may be able to read.
     path.unlink(missing_ok=True)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

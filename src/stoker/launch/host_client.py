@@ -1,12 +1,11 @@
 """This host's part of a run, and the thread in which its launcher talks with the run's server.
 
-The thread says every few seconds all that is so about this host (`HostState`) and keeps the answer
+The thread says every second all that is so about this host (`HostState`) and keeps the answer
 (`RunState`). A leader that is silent for `feed.lease_seconds` is lost.
 """
 
 import contextlib
 import secrets
-import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -33,14 +32,13 @@ from stoker.host import machine
 from stoker.host.gpus import GpuState
 from stoker.host.processes import with_port
 from stoker.host.usage import MemoryUse, memory_use
-from stoker.launch.process import Decided, Inbox, SignalReceived
+from stoker.launch.process import GRACE_SECONDS, Decided, Inbox
 from stoker.launch.topology import Topology
 from stoker.logs import EventName, Log
-from stoker.records import FeedSettings
 
-# Several fit into a lease, so that one that is lost and a busy machine do not end it.
-MAX_BEAT_SECONDS = 3.0
-FIRST_BEAT_SECONDS = 0.5
+# The answer has what is new of the run. Several fit into a lease, so that a busy machine does not
+# end it.
+BEAT_SECONDS = 1.0
 # What listens at the leader's port refuses this host for so long: it has another token, or is
 # another program.
 REFUSED_SECONDS = 20.0
@@ -89,13 +87,50 @@ class MemoryWatch:
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class HostRun:
+    """This host's part of a run.
+
+    Attributes:
+        keys: Keys of the run; None: this is the only host.
+        folder: Where the command runs, with modules that data hosts may need; None: here.
+    """
+
+    settings: ProcessSettings
+    topology: Topology
+    environ: Mapping[str, str]
+    output: Path
+    log: Log
+    inbox: Inbox
+    keys: Keys | None
+    folder: Path | None = None
+
+    @property
+    def leader_address(self) -> tuple[str, int]:
+        named = self.settings.coordinator
+        if not named:
+            return self.topology.leader, self.settings.feed.port
+        host, _, port = named.rpartition(":")
+        return host.strip("[]"), int(port)
+
+    @property
+    def listen_address(self) -> str:
+        """Interface to listen on: all, or loopback if that is what others connect to."""
+        own = (self.settings.advertise or "").strip("[]")
+        if own == "::1":
+            return "[::1]"
+        return own if own.startswith("127.") else "*"
+
+    def tell_ranks_to_save(self) -> None:
+        """Ends the training as SIGTERM to this host does; callable from any thread."""
+        self.inbox.put(Decided("a limit of the run is reached", grace_seconds=GRACE_SECONDS))
+
+
 class HostClient:
-    """The thread that talks with the run's server.
+    """The thread that talks with the run's server; what it decides is put into the run's inbox.
 
     Args:
-        state: This host's, to begin with.
-        address: Name or address of the leader.
-        on_verdict: Called once, in the thread, when this launcher must end.
+        port: Of this host's agent, like `batch_port`; 0: it has none.
         gpus: Returns the means of this host's GPUs since the last call.
 
     Attributes:
@@ -105,24 +140,34 @@ class HostClient:
 
     def __init__(
         self,
-        state: HostState,
+        run: HostRun,
         *,
-        keys: Keys,
-        address: str,
-        port: int,
-        feed: FeedSettings,
-        log: Log,
-        on_verdict: Callable[[Verdict], None],
+        port: int = 0,
+        batch_port: int = 0,
+        workers: int = 0,
         gpus: Callable[[], tuple[GpuState, ...]] = tuple,
     ) -> None:
+        assert run.keys is not None
+        topology = run.topology
         self.run = RunState()
         self.verdict: Verdict | None = None
-        self._state = state
-        self._keys = keys
-        self._leader = with_port(address, port)
-        self._feed = feed
-        self._log = log
-        self._on_verdict = on_verdict
+        self._state = HostState(
+            protocol=PROTOCOL_VERSION,
+            run_id=run.settings.run_id,
+            role=topology.role,
+            host=topology.host,
+            group=topology.group.name,
+            address=(run.settings.advertise or topology.host).strip("[]"),
+            port=port,
+            batch_port=batch_port,
+            workers=workers,
+            incarnation=secrets.token_hex(8),
+        )
+        self._keys = run.keys
+        self._leader = with_port(*run.leader_address)
+        self._feed = run.settings.feed
+        self._log = run.log
+        self._inbox = run.inbox
         self._gpus = gpus
         self._gpu_means: tuple[GpuState, ...] = ()
         self._due_at = self._started_at = time.monotonic()
@@ -192,8 +237,7 @@ class HostClient:
             self._decide(verdict)
 
     def _say(self, connection: _Socket) -> None:
-        beat = min(MAX_BEAT_SECONDS, self._feed.lease_seconds / 4)
-        self._due_at = time.monotonic() + (FIRST_BEAT_SECONDS if self._heard_at is None else beat)
+        self._due_at = time.monotonic() + min(BEAT_SECONDS, self._feed.lease_seconds / 4)
         self._gpu_means = self._gpus() or self._gpu_means
         state = replace(self._state, memory=self._memory.look(), gpus=self._gpu_means)
         # Without a connection it is said when it is due again.
@@ -244,92 +288,19 @@ class HostClient:
     def _decide(self, verdict: Verdict) -> None:
         if self.verdict is None:
             self.verdict = verdict
-            self._on_verdict(verdict)
+            self._inbox.put(Decided(verdict.reason))
 
 
-@dataclass(frozen=True, kw_only=True)
-class HostRun:
-    """This host's part of a run.
+def tell_failure(run: HostRun, reason: str) -> None:
+    """Tells the leader that this host fails before it has joined.
 
-    Attributes:
-        keys: Keys of the run; None: this is the only host.
-        folder: Where the command runs, with modules that data hosts may need; None: here.
+    Blocks for FAILURE_SECONDS at most; never raises.
     """
-
-    settings: ProcessSettings
-    topology: Topology
-    environ: Mapping[str, str]
-    output: Path
-    log: Log
-    inbox: Inbox
-    keys: Keys | None
-    folder: Path | None = None
-
-    @property
-    def leader_address(self) -> tuple[str, int]:
-        named = self.settings.coordinator
-        if not named:
-            return self.topology.leader, self.settings.feed.port
-        host, _, port = named.rpartition(":")
-        return host.strip("[]"), int(port)
-
-    @property
-    def listen_address(self) -> str:
-        """Interface to listen on: all, or loopback if that is what others connect to."""
-        own = (self.settings.advertise or "").strip("[]")
-        if own == "::1":
-            return "[::1]"
-        return own if own.startswith("127.") else "*"
-
-    def tell_ranks_to_save(self) -> None:
-        """Ends the training as SIGTERM to this host does; callable from any thread."""
-        self.inbox.put(SignalReceived(signal.SIGTERM, is_of_rule=True))
-
-    def client(
-        self,
-        *,
-        port: int = 0,
-        batch_port: int = 0,
-        workers: int = 0,
-        gpus: Callable[[], tuple[GpuState, ...]] = tuple,
-    ) -> HostClient:
-        """Returns this host's client, whose verdict arrives as `Decided` in the inbox."""
-        assert self.keys is not None
-        topology = self.topology
-        address, leader_port = self.leader_address
-        state = HostState(
-            protocol=PROTOCOL_VERSION,
-            run_id=self.settings.run_id,
-            role=topology.role,
-            host=topology.host,
-            group=topology.group.name,
-            address=(self.settings.advertise or topology.host).strip("[]"),
-            port=port,
-            batch_port=batch_port,
-            workers=workers,
-            incarnation=secrets.token_hex(8),
-        )
-        return HostClient(
-            state,
-            keys=self.keys,
-            address=address,
-            port=leader_port,
-            feed=self.settings.feed,
-            log=self.log,
-            on_verdict=lambda verdict: self.inbox.put(Decided(verdict.reason)),
-            gpus=gpus,
-        )
-
-    def tell_failure(self, reason: str) -> None:
-        """Tells the leader that this host fails before it has joined.
-
-        Blocks for FAILURE_SECONDS at most; never raises.
-        """
-        client = self.client()
-        client.tell(end=HostEnd(reason=reason))
-        client.start()
-        client.wait_until_welcome(FAILURE_SECONDS)
-        client.close()
+    client = HostClient(run)
+    client.tell(end=HostEnd(reason=reason))
+    client.start()
+    client.wait_until_welcome(FAILURE_SECONDS)
+    client.close()
 
 
 def keys_of(settings: ProcessSettings, topology: Topology) -> Keys | None:

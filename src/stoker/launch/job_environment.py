@@ -30,16 +30,7 @@ _RESERVED_PREFIX = "sagemaker_"
 _RESERVED = ("_tuning_objective_metric", "default_user_module_name")
 OWN_CHANNELS = "stoker_"
 # The toolkit's own name the data hosts, too.
-_OF_HOSTS = (
-    "SM_HOSTS",
-    "SM_INSTANCE_GROUPS",
-    "SM_INSTANCE_GROUPS_DICT",
-    "SM_IS_HETERO",
-    "SM_RESOURCE_CONFIG",
-    "SM_TRAINING_ENV",
-)
-# The toolkit's default: logging.INFO.
-_LOG_LEVEL = 20
+_OF_HOSTS = ("SM_HOSTS", "SM_RESOURCE_CONFIG", "SM_TRAINING_ENV")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,88 +178,62 @@ def module_dir(base_dir: Path) -> str:
 def toolkit_variables(
     topology: Topology, base_dir: Path, *, environ: Mapping[str, str]
 ) -> dict[str, str]:
-    """Returns the SM_* variables of the toolkit, for which the hosts that train are the cluster.
+    """Returns the SM_* variables of the toolkit that scripts read.
+
+    Its cluster are the hosts that train: a script scales by their number, or starts a process group
+    over them.
 
     Raises:
         UsageError: If a file of the job folder is malformed.
     """
-    parameters = _parameters(base_dir)
-    values = {name: value for name, value in parameters.items() if not _is_reserved(name)}
+    values = _parameters(base_dir)
+    own_values = {name: value for name, value in values.items() if not _is_reserved(name)}
     described = _read(base_dir, "inputdataconfig.json")
     # A container started by hand has no inputdataconfig.json, only folders.
     data = base_dir / "input" / "data"
     found = [child.name for child in data.iterdir() if child.is_dir()] if data.exists() else []
     names = sorted(name for name in described or found if not name.startswith(OWN_CHANNELS))
     folders: dict[str, Json] = {name: str(data / name) for name in names}
-    inputs: dict[str, Json] = {name: described[name] for name in names if name in described}
+    cluster: dict[str, Json] = {
+        "current_host": topology.host,
+        "current_instance_type": topology.dnn.instance_type,
+        "current_instance_group": topology.dnn.name,
+        "hosts": list(topology.dnn_hosts),
+        "network_interface_name": topology.network_interface or "eth0",
+    }
     entry = program(base_dir, environ)
     facts: dict[str, Json] = {
-        **_cluster(topology),
+        **cluster,
         "user_entry_point": entry,
         "module_name": entry.removesuffix(".py"),
         "module_dir": module_dir(base_dir),
-        "log_level": parameters.get("sagemaker_container_log_level", _LOG_LEVEL),
-        "framework_module": environ.get("SAGEMAKER_TRAINING_MODULE"),
         "input_dir": str(base_dir / "input"),
         "input_config_dir": str(base_dir / "input" / "config"),
         "model_dir": str(base_dir / "model"),
         "output_dir": str(base_dir / "output"),
         "output_data_dir": str(base_dir / "output" / "data"),
-        "output_intermediate_dir": str(base_dir / "output" / "intermediate"),
-        "input_data_config": inputs,
+        "input_data_config": {name: described[name] for name in names if name in described},
         "num_cpus": machine.usable_vcpus(),
         "num_gpus": machine.num_accelerators(environ),
-        "num_neurons": 0,
     }
     training_env: dict[str, Json] = {
         **facts,
         "channel_input_dirs": folders,
-        "hyperparameters": dict(values),
-        "distribution_hosts": list(topology.dnn_hosts),
+        "hyperparameters": dict(own_values),
         "master_hostname": topology.leader,
         "is_master": topology.is_leader,
         "job_name": environ.get("TRAINING_JOB_NAME"),
     }
     facts |= {
+        "resource_config": cluster,
         "channels": list(names),
-        "hps": dict(values),
-        "user_args": list(arguments(dict(sorted(values.items())))),
+        "hps": dict(own_values),
+        "user_args": list(arguments(dict(sorted(own_values.items())))),
         "training_env": training_env,
         **{f"channel_{name}": folder for name, folder in folders.items()},
-        **{f"hp_{name}": value for name, value in values.items()},
+        **{f"hp_{name}": value for name, value in own_values.items()},
     }
     return {f"SM_{name.upper()}": _variable(value) for name, value in facts.items()}
-
-
-def _cluster(topology: Topology) -> dict[str, Json]:
-    """Returns what is said of the hosts that train, without the data hosts.
-
-    A script scales by the number of hosts, or starts a process group over them.
-    """
-    dnn = topology.dnn
-    hosts: list[Json] = list(dnn.hosts)
-    interface = topology.network_interface or "eth0"
-    group: dict[str, Json] = {
-        "instance_group_name": dnn.name,
-        "instance_type": dnn.instance_type,
-        "hosts": hosts,
-    }
-    current: dict[str, Json] = {
-        "current_host": topology.host,
-        "current_instance_type": dnn.instance_type,
-        "hosts": hosts,
-        "network_interface_name": interface,
-    }
-    return {
-        **current,
-        "current_instance_group": dnn.name,
-        "current_instance_group_hosts": hosts,
-        "instance_groups": [dnn.name],
-        "instance_groups_dict": {dnn.name: group},
-        "distribution_instance_groups": [dnn.name],
-        "is_hetero": False,
-        "resource_config": {**current, "current_group_name": dnn.name, "instance_groups": [group]},
-    }
 
 
 def _is_reserved(name: str) -> bool:

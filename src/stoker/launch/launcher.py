@@ -11,7 +11,7 @@ from stoker.environment import from_environment
 from stoker.errors import StokerError, UsageError
 from stoker.launch.code import install_requirements, order_of
 from stoker.launch.failures import write_failure
-from stoker.launch.host_client import HostRun, keys_of
+from stoker.launch.host_client import HostRun, keys_of, tell_failure
 from stoker.launch.process import Inbox, signals_to
 from stoker.launch.secrets import fetched_secrets
 from stoker.launch.topology import Topology, from_resourceconfig, is_job_pod
@@ -119,7 +119,7 @@ def _serve(run: HostRun) -> int:
         return serve(run)
     except StokerError as err:
         # Trainers must not wait for this host.
-        run.tell_failure(f"failed: {err.what}")
+        tell_failure(run, f"failed: {err.what}")
         raise
 
 

@@ -281,16 +281,12 @@ class Spending:
         self,
         progress: ProgressByRank,
         *,
-        dnn: str,
-        waited_seconds: float,
         data_hosts: Mapping[str, Sequence[str]],
         all_batches: int = 0,
     ) -> tuple[GroupSpending, ...]:
-        """Returns what each group cost and made, and the share of its time without work.
+        """Returns what each group cost; of data groups, what they made, and their idle time.
 
         Args:
-            dnn: Name of the group that trains.
-            waited_seconds: How long a rank waited for data that sent no report.
             data_hosts: Hosts of the data groups whose batches the feed counts.
             all_batches: Batches that the training took; 0: not counted.
         """
@@ -300,22 +296,15 @@ class Spending:
         spending = []
         for name in self._hosts:
             hosts = data_hosts.get(name, ())
-            batches = None
+            batches = idle = None
             if hosts and all_batches:
                 batches = sum(made.get(host, 0) for host in hosts)
-            # Of a data group none of whose workers was heard of.
-            idle = 1.0 if batches == 0 else None
-            if name == dnn:
-                waits = [report.wait_seconds for report in progress.values()]
-                # All ranks wait for the one that waits longest.
-                idle = max(waits, default=waited_seconds) / seconds
-            elif (share := _idle_share(progress, seconds=seconds, hosts=hosts)) is not None:
-                idle = share
+                idle = _idle_share(progress, seconds=seconds, hosts=hosts)
             spending.append(
                 GroupSpending(
                     group=name,
                     usd=dollars.get(name),
-                    idle_share=None if idle is None else min(1.0, max(0.0, idle)),
+                    idle_share=idle,
                     batches=batches,
                     all_batches=None if batches is None else all_batches,
                 )
@@ -323,7 +312,7 @@ class Spending:
         return tuple(spending)
 
 
-def _idle_share(progress: ProgressByRank, *, seconds: float, hosts: Sequence[str]) -> float | None:
+def _idle_share(progress: ProgressByRank, *, seconds: float, hosts: Sequence[str]) -> float:
     """Returns the share of these hosts' time in which their workers made nothing."""
     busy = 0.0
     workers = dict[str, int]()
@@ -334,4 +323,4 @@ def _idle_share(progress: ProgressByRank, *, seconds: float, hosts: Sequence[str
                 # One host serves all ranks, which report the same workers.
                 workers[host.host] = max(workers.get(host.host, 0), host.num_workers)
     total = sum(workers.values()) * seconds
-    return 1 - busy / total if total > 0 else None
+    return max(0.0, 1 - busy / total) if total else 1.0

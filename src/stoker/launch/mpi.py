@@ -11,7 +11,6 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
@@ -26,43 +25,43 @@ MPIRUN = "mpirun"
 DAEMON = "orted"
 
 
-@dataclass(slots=True)
 class MpiHost:
-    """A dnn host's part in mpirun, if that is the strategy.
+    """A dnn host's part in mpirun.
+
+    Args:
+        peer: The leader's server, or another host's client.
 
     Attributes:
-        peer: The leader's server, or another host's client.
-        folder: Of this host's mpirun or daemon.
+        environ: Variables of this host's mpirun or daemon.
     """
 
-    trainer: Trainer
-    peer: RunServer | HostClient
-    folder: Path | None = None
-
-    def environ(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Returns the environment of mpirun, or of a daemon, for which it makes a folder."""
-        trainer = self.trainer
-        # Open MPI's own, too. Not in the job's folder: paths of sockets must be short.
-        self.folder = Path(tempfile.mkdtemp(prefix="stoker-mpi-"))
-        told = {
-            "master_addr": trainer.master[0],
-            "master_port": trainer.master[1],
-            "folder": str(trainer.run.folder or Path.cwd()),
-            "tmpdir": environ.get("TMPDIR", ""),
+    def __init__(
+        self, trainer: Trainer, peer: RunServer | HostClient, environ: Mapping[str, str]
+    ) -> None:
+        self._trainer = trainer
+        self._peer = peer
+        # Not in the job's folder: paths of sockets must be short.
+        self._folder = Path(tempfile.mkdtemp(prefix="stoker-mpi-"))
+        self.environ = {
+            **_settings(trainer.interface),
+            **environ,
+            "OMPI_MCA_orte_tmpdir_base": str(self._folder),
+            "MASTER_ADDR": trainer.master[0],
+            "MASTER_PORT": str(trainer.master[1]),
+            "STOKER_MPI_FOLDER": str(trainer.run.folder or Path.cwd()),
         }
-        own = {"STOKER_MPI": json.dumps(told), "TMPDIR": str(self.folder)}
-        return {**_settings(trainer.interface), **environ, **own}
 
-    def line(self, words: Sequence[str], environ: Mapping[str, str]) -> tuple[str, ...] | Ending:
+    def line(self, words: Sequence[str]) -> tuple[str, ...] | Ending:
         """Returns the command of this host; another than the leader waits for it, or ends before.
 
         Raises:
             UsageError: If Open MPI is not installed.
         """
-        run = self.trainer.run
+        run = self._trainer.run
+        peer = self._peer
         seconds = run.settings.feed.start_deadline_seconds
         # First, so that a missing program is reported at once.
-        path = environ.get("PATH")
+        path = self.environ.get("PATH")
         daemon = shutil.which(DAEMON, path=path)
         if daemon is None or shutil.which(MPIRUN, path=path) is None:
             raise UsageError(
@@ -70,16 +69,14 @@ class MpiHost:
                 where=f"PATH {path or ''}",
                 fix="install openmpi-bin in the image by apt-get (Debian 12, Ubuntu 22.04, 24.04)",
             )
-        assert self.folder is not None
-        if isinstance(self.peer, RunServer):
+        if isinstance(peer, RunServer):
             return command_of(
                 words,
                 hosts=run.topology.dnn_hosts,
-                processes_per_host=self.trainer.processes_per_host,
-                folder=self.folder,
+                processes_per_host=self._trainer.processes_per_host,
+                folder=self._folder,
                 start_deadline_seconds=seconds,
             )
-        peer = self.peer
         try:
             ending = wait_for(run.inbox, lambda: bool(peer.run.daemon), seconds=seconds)
         except TimeoutError:
@@ -88,15 +85,14 @@ class MpiHost:
         return ending or (daemon, *peer.run.daemon)
 
     def tick(self) -> None:
-        """Passes on the daemons that mpirun asks for."""
-        if self.folder is not None and isinstance(self.peer, RunServer):
-            for file in self.folder.glob("*.daemon"):
-                self.peer.start_daemon(file.stem, json.loads(file.read_text(encoding="utf-8")))
-                file.unlink()
+        """Passes on the daemons that mpirun asks for, on the leader."""
+        for file in self._folder.glob("*.daemon"):
+            assert isinstance(self._peer, RunServer)
+            self._peer.start_daemon(file.stem, json.loads(file.read_text(encoding="utf-8")))
+            file.unlink()
 
     def close(self) -> None:
-        if self.folder is not None:
-            shutil.rmtree(self.folder, ignore_errors=True)
+        shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def _settings(interface: str | None) -> dict[str, str]:

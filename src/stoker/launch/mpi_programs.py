@@ -5,8 +5,7 @@ ssh: it leaves the daemon's arguments in the folder of the leader's launcher, an
 of that host then starts the daemon.
 
 `mpi_programs.py rank COMMAND...` becomes COMMAND, with torchrun's variables (RANK, WORLD_SIZE,
-LOCAL_RANK, MASTER_ADDR ...) from Open MPI's, and ends with the daemon that started it. STOKER_MPI
-has the launcher's settings: JSON {master_addr, master_port, folder, tmpdir}.
+LOCAL_RANK) from Open MPI's, in the launcher's folder, and ends with the daemon that started it.
 """
 
 import json
@@ -37,25 +36,15 @@ def ask_for_daemon(folder: str, host: str, *line: str) -> int:
     return 0
 
 
-def rank_variables(environ: dict[str, str]) -> dict[str, str]:
-    told = json.loads(environ["STOKER_MPI"])
-    kept = {name: value for name, value in environ.items() if name not in ("STOKER_MPI", "TMPDIR")}
-    for name, theirs in VARIABLES.items():
-        kept[name] = environ[theirs]
-    kept["MASTER_ADDR"], kept["MASTER_PORT"] = told["master_addr"], str(told["master_port"])
-    if told["tmpdir"]:
-        kept["TMPDIR"] = told["tmpdir"]
-    return kept
-
-
 def become_rank(*command: str) -> int:
-    folder = json.loads(os.environ["STOKER_MPI"])["folder"]
     # By its path: this script runs without stoker's modules.
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     run_path(os.path.join(package, "host", "spawn.py"))["end_with_parent"](signal.SIGKILL)
+    for name, theirs in VARIABLES.items():
+        os.environ[name] = os.environ[theirs]
     try:
-        os.chdir(folder)
-        os.execvpe(command[0], command, rank_variables(dict(os.environ)))
+        os.chdir(os.environ["STOKER_MPI_FOLDER"])
+        os.execvp(command[0], command)
     except OSError as err:
         sys.stderr.write(f"error: cannot start {command[0]}: {err.strerror}\n")
     return _CANNOT_START

@@ -7,7 +7,6 @@ second one kills it at once.
 import contextlib
 import os
 import queue
-import select
 import signal
 import subprocess
 import sys
@@ -29,8 +28,6 @@ from stoker.units import numbered, size
 # Eight ranks of Lightning print 10 KB each, and the first is the cause of the others.
 STDERR_TAIL_BYTES = 512 << 10
 _CHUNK_BYTES = 1 << 16
-# Incomplete lines (a prompt, dots) are shown after this.
-_PARTIAL_LINE_SECONDS = 0.5
 # SageMaker kills 120 s after its SIGTERM; the rest is for the end of the run: absent hosts (15 s)
 # and processes that do not end (8 s).
 GRACE_SECONDS = 90.0
@@ -44,10 +41,9 @@ _TICK_SECONDS = 0.5
 
 @dataclass(frozen=True, slots=True)
 class SignalReceived:
-    """A signal to the launcher, or of a rule, which is never a second one that ends at once."""
+    """A signal to the launcher."""
 
     number: int
-    is_of_rule: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +51,7 @@ class Decided:
     """A decision from elsewhere that this host ends."""
 
     reason: str
+    grace_seconds: float = VERDICT_GRACE_SECONDS
 
 
 LaunchEvent = SignalReceived | Decided
@@ -130,12 +127,12 @@ def supervise(
     """Runs a command to its end, then ends its leftover processes, but no earlier child.
 
     Blocks while the command runs: after the first SIGTERM or SIGINT for at most GRACE_SECONDS,
-    after a second one, or a `Decided` alone, for a few seconds. The command gets one signal: a
-    second SIGTERM would kill a script that saves.
+    after a second one for a few seconds, after a `Decided` for as long as that says. The command
+    gets one signal: a second SIGTERM would kill a script that saves.
 
     Args:
-        asks_children: A first signal goes to the command's children: to ranks of mpirun, which
-            itself would kill them a second later.
+        asks_children: The signal goes to the command's children: to ranks of mpirun, which itself
+            would kill them a second later.
         hidden: Texts that its output must not show.
         on_tick: Called about twice a second.
         read: Gets its output and errors, whole lines, in two threads.
@@ -156,9 +153,14 @@ def supervise(
         copying(process.stdout, sys.stdout, hidden=hidden, read=read),
         copying(process.stderr, sys.stderr, hidden=hidden, read=keep),
     )
-    signals, decided = _follow(
-        process, inbox, log, on_tick, spared=spared, asks_children=asks_children
-    )
+
+    def ask(number: int) -> None:
+        # The first process alone, which passes it on, as torchrun does.
+        with contextlib.suppress(psutil.NoSuchProcess):
+            first = psutil.Process(process.pid)
+            signal_all((asks_children and first.children()) or [first], number)
+
+    signals, decided = follow_to_end(process, inbox, log, on_tick, spared=spared, ask=ask)
     # Leftover processes hold the pipes open.
     end_descendants(spared=spared)
     for copy in copies:
@@ -201,14 +203,14 @@ def started(
     return process
 
 
-def _follow(
+def follow_to_end(
     process: "subprocess.Popen[bytes]",
     inbox: Inbox,
     log: Log,
     on_tick: Callable[[], None],
     *,
     spared: Collection[int],
-    asks_children: bool = False,
+    ask: Callable[[int], None],
 ) -> tuple[tuple[int, ...], str]:
     """Returns the signals that came until the command's end, and why it was ended, if it was."""
     signals: list[int] = []
@@ -217,22 +219,23 @@ def _follow(
     kill_at = float("inf")
     tick_at = 0.0
     while process.poll() is None:
-        match happening := next_event(inbox, _POLL_SECONDS):
-            case SignalReceived() if not (happening.is_of_rule and signals):
-                signals.append(happening.number)
-                log.event(EventName.SIGNAL_RECEIVED, number=happening.number, count=len(signals))
-                kill_at = time.monotonic() + (GRACE_SECONDS if len(signals) == 1 else 0.0)
-                # If all hosts are stopped at once, another may have decided before.
-                if len(signals) == 1 and not decided:
-                    _ask(process, happening.number, asks_children=asks_children)
-            case Decided() if not decided:
-                decided = happening.reason
-                log.event(EventName.COMMAND_STOPPING, reason=decided)
-                # After a signal the command may be saving; a second one would end it.
-                if not signals:
-                    kill_at = time.monotonic() + VERDICT_GRACE_SECONDS
-                    _ask(process, signal.SIGTERM)
+        event = next_event(inbox, _POLL_SECONDS)
         now = time.monotonic()
+        # If all hosts are stopped at once, a signal may come behind another host's decision.
+        is_first = not (signals or decided)
+        if isinstance(event, SignalReceived):
+            signals.append(event.number)
+            log.event(EventName.SIGNAL_RECEIVED, number=event.number, count=len(signals))
+            kill_at = now + (GRACE_SECONDS if len(signals) == 1 else 0.0)
+            if is_first:
+                ask(event.number)
+        elif event and not decided:
+            decided = event.reason
+            log.event(EventName.COMMAND_STOPPING, reason=decided)
+            # After a signal the command may be saving.
+            if is_first:
+                kill_at = now + event.grace_seconds
+                ask(signal.SIGTERM)
         if now >= tick_at:
             tick_at = now + _TICK_SECONDS
             try:
@@ -247,13 +250,6 @@ def _follow(
             kill_at = float("inf")
             signal_all(descendants(spared=spared), signal.SIGKILL)
     return tuple(signals), decided
-
-
-def _ask(process: "subprocess.Popen[bytes]", number: int, *, asks_children: bool = False) -> None:
-    """Sends a signal to the first process alone, which passes it on, as torchrun does."""
-    with contextlib.suppress(psutil.NoSuchProcess):
-        first = psutil.Process(process.pid)
-        signal_all((asks_children and first.children()) or [first], number)
 
 
 class OutputTail:
@@ -285,42 +281,36 @@ def forward(
 ) -> None:
     """Copies `source` to `target` by whole lines until its end.
 
-    A line ends with a newline or, as in a progress bar, a carriage return; what has none is shown
-    after a moment of silence. Lines are written whole, even when several processes write to the
-    same pipe; where `target` is closed or its disk full, output is dropped: the command is never
-    blocked.
+    A line ends with a newline or, as in a progress bar, a carriage return. Lines are written whole,
+    even when several processes write to the same pipe; where `target` is closed or its disk full,
+    output is dropped: the command is never blocked.
 
     Args:
         hidden: Texts that are shown as ***, also to `read`.
         read: Gets what is shown.
         head: Stands before each line that is shown.
     """
-    poll = select.poll()
-    poll.register(source, select.POLLIN)
     held = b""
-    while True:
-        is_due = bool(held) and not poll.poll(_PARTIAL_LINE_SECONDS * 1000)
+    is_open = True
+    while is_open:
         chunk = b""
-        if not is_due:
-            with contextlib.suppress(OSError):
-                chunk = os.read(source, _CHUNK_BYTES)
+        with contextlib.suppress(OSError):
+            chunk = os.read(source, _CHUNK_BYTES)
+        is_open = bool(chunk)
         held += chunk
         # rfind gives -1 without an end: 0 then.
         end = 1 + max(held.rfind(b"\n"), held.rfind(b"\r"))
-        # The end of the stream, its due time, or a line that is too long to wait for.
-        if not chunk or len(held) - end > _CHUNK_BYTES:
+        # The end of the stream, or a line that is too long to wait for.
+        if not is_open or len(held) - end > _CHUNK_BYTES:
             end = len(held)
-        if end:
-            shown = held[:end]
-            held = held[end:]
-            for text in hidden:
-                shown = shown.replace(text.encode(), HIDDEN.encode())
-            read(shown)
-            if head:
-                shown = b"".join(head + line for line in shown.splitlines(keepends=True))
-            _write_all(target, shown)
-        if not chunk and not is_due:
-            return
+        shown = held[:end]
+        held = held[end:]
+        for text in hidden:
+            shown = shown.replace(text.encode(), HIDDEN.encode())
+        read(shown)
+        if head:
+            shown = b"".join(head + line for line in shown.splitlines(keepends=True))
+        _write_all(target, shown)
 
 
 def _write_all(target: int, shown: bytes) -> None:

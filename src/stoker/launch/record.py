@@ -5,7 +5,6 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from stoker.errors import UsageError
 from stoker.feed.bad_samples import join_files
@@ -18,7 +17,7 @@ from stoker.launch.job_environment import Trainer, hyperparameters
 from stoker.launch.limits import Limits
 from stoker.launch.run_server import RunServer
 from stoker.launch.topology import platform_name
-from stoker.logs import EventName, Log, printable
+from stoker.logs import EventName, printable
 from stoker.records import Group, Host, HostMemory, Job, Json, Training, write_json
 from stoker.records.base import word_of
 from stoker.records.hyperparameters import record_of
@@ -66,11 +65,6 @@ class PrintedMetrics:
                     if match[1] is not None:
                         self.values[name] = match[1]
 
-    def log_missing(self, log: Log) -> None:
-        for name in self._patterns.keys() - self.values.keys():
-            pattern = self._patterns[name].pattern
-            log.event(EventName.METRIC_NOT_IN_LOG, metric=name, pattern=pattern)
-
 
 def write_record(
     outcome: RunOutcome,
@@ -84,7 +78,6 @@ def write_record(
 
     Any error is logged, as the training has ended: its exit code counts.
     """
-    printed.log_missing(run.log)
     try:
         record = _record(outcome, run, limits, server, printed)
         write_json(run.output / "training.json", record)
@@ -92,9 +85,6 @@ def write_record(
         what = err.what if isinstance(err, UsageError) else repr(err)
         text = f"{what}: the training's figures are lost"
         run.log.event(EventName.RECORD_WRITE_FAILED, text=text)
-        return
-    for group in record.useless_groups:
-        run.log.event(EventName.DATA_GROUP_IDLE, group=group.group, text=group.made_words)
 
 
 def _record(
@@ -109,89 +99,70 @@ def _record(
     output = run.output
     progress = limits.progress
     timelines = read_timelines(output)
-    measured = measure(timelines, progress, replica_of=settings.feed.replica)
-    waited_seconds = 0.0
-    if measured is not None:
-        waited_seconds = measured.wait_seconds * measured.steps
     steps = counted_steps(output, timelines, progress)
     trainer = Trainer.of(run)
     per_host = trainer.processes_per_host
+    groups = []
+    hosts = []
     # dnn first, as readers of the record expect.
-    groups = sorted(
-        (group for group in topology.groups if group.hosts), key=lambda group: group.role != "dnn"
-    )
-    fed_hosts = {}
-    if settings.engine.name == "feed" and settings.profile is None:
-        fed_hosts = {group.name: group.hosts for group in groups if group.role == "data"}
-    why = ""
-    if fed_hosts and outcome.status == "succeeded" and (why := why_unfed(output, progress)):
-        run.log.event(EventName.FEED_UNUSED, text=why)
-        server.note(why, host=topology.host)
-    return Training(
-        status=outcome.status,
-        exit_code=outcome.exit_code,
-        failure=outcome.failure,
-        groups=tuple(
-            Group(
+    for group in sorted(topology.groups, key=lambda group: group.role != "dnn"):
+        is_dnn = group.role == "dnn"
+        if group.hosts:
+            own = Group(
                 name=group.name,
                 role=group.role,
                 instance_type=group.instance_type or "unknown",
                 count=len(group.hosts),
-                processes_per_host=per_host if group.role == "dnn" else None,
+                processes_per_host=per_host if is_dnn else None,
                 workers_per_host=settings.workers.get(group.role),
             )
-            for group in groups
-        ),
-        hosts=tuple(
-            Host(
-                host=host,
-                group=group.name,
-                rank=index * per_host if group.role == "dnn" else None,
-            )
-            for group in groups
-            for index, host in enumerate(group.hosts)
-        ),
+            groups.append(own)
+        for index, host in enumerate(group.hosts):
+            rank = index * per_host if is_dnn else None
+            hosts.append(Host(host=host, group=group.name, rank=rank))
+    is_fed = settings.engine.name == "feed" and settings.profile is None
+    fed = {group.name: group.hosts for group in topology.groups if is_fed and group.role == "data"}
+    why = why_unfed(output, progress) if fed and outcome.status == "succeeded" else ""
+    if why:
+        run.log.event(EventName.FEED_UNUSED, text=why)
+        server.note(why, host=topology.host)
+    memory = [
+        HostMemory(
+            host=host,
+            limit_bytes=peak.limit_bytes,
+            peak_bytes=peak.peak_bytes,
+            limited_by="cgroup" if peak.is_cgroups else "machine",
+            kills=peak.kills,
+        )
+        for host, peak in limits.peaks().items()
+    ]
+    return Training(
+        status=outcome.status,
+        exit_code=outcome.exit_code,
+        failure=outcome.failure,
+        groups=tuple(groups),
+        hosts=tuple(hosts),
         strategy=trainer.strategy,
         engine=settings.engine.name,
         hyperparameters=record_of(hyperparameters(settings)),
-        measured=measured,
-        memory=tuple(
-            HostMemory(
-                host=host,
-                limit_bytes=peak.limit_bytes,
-                peak_bytes=peak.peak_bytes,
-                limited_by="cgroup" if peak.is_cgroups else "machine",
-                kills=peak.kills,
-            )
-            for host, peak in limits.peaks().items()
-        ),
+        measured=measure(timelines, progress, replica_of=settings.feed.replica),
+        memory=tuple(memory),
         gpus=limits.gpu_loads(),
         metrics=_metrics(run, printed=printed.values),
         events=tuple(server.events),
         steps=steps,
         spending=limits.spending.of_groups(
             progress,
-            dnn=topology.dnn.name,
-            waited_seconds=waited_seconds,
-            data_hosts=fed_hosts,
+            data_hosts=fed,
             all_batches=all_batches(output, progress) or steps or 0,
         ),
         is_unfed=bool(why),
         # Ranks of other hosts report theirs; without a data group nobody reports.
         bad_samples=max(
-            _listed(output, run.log), sum(report.bad_samples for report in progress.values())
+            join_files(output), sum(report.bad_samples for report in progress.values())
         ),
         job=Job(platform=platform_name(topology, run.environ), name=settings.run_id),
     )
-
-
-def _listed(output: Path, log: Log) -> int:
-    """Joins the lists of bad samples of this host's ranks; returns their number."""
-    try:
-        return join_files(output)
-    except (OSError, ValueError) as err:
-        log.event(EventName.RECORD_WRITE_FAILED, text=f"bad samples cannot be listed: {err}")
-        return 0
 
 
 def _metrics(run: HostRun, *, printed: Mapping[str, str]) -> dict[str, Metric]:
@@ -200,12 +171,10 @@ def _metrics(run: HostRun, *, printed: Mapping[str, str]) -> dict[str, Metric]:
     A pattern comes first: the gate names it. What is no finite number is a text.
     """
     reported: dict[str, Json] = {}
+    file = run.settings.metrics or run.output / "metrics.json"
     try:
-        reported = dict(
-            json.loads(read_bounded(run.settings.metrics or run.output / "metrics.json"))
-        )
-    except FileNotFoundError:
-        pass
+        if file.exists():
+            reported = dict(json.loads(read_bounded(file)))
     except (OSError, ValueError, TypeError, RecursionError) as err:
         run.log.event(EventName.METRICS_FAILED, reason=str(err))
     metrics: dict[str, Metric] = {}
@@ -213,12 +182,8 @@ def _metrics(run: HostRun, *, printed: Mapping[str, str]) -> dict[str, Metric]:
         try:
             # null: as JavaScript and SQL write NaN.
             number = float("nan" if value is None else value)  # type: ignore[arg-type]
+            # JSON has no NaN.
+            metrics[name] = number if math.isfinite(number) else word_of(number)
         except (TypeError, ValueError, OverflowError):
-            reason = f"not a number: {value!r}"
-            run.log.event(EventName.METRIC_NOT_A_NUMBER, metric=name, reason=reason)
-            if isinstance(value, str):
-                metrics[name] = printable(value)
-            continue
-        # JSON has no NaN.
-        metrics[name] = number if math.isfinite(number) else word_of(number)
+            metrics[name] = printable(str(value))
     return metrics

@@ -1,6 +1,6 @@
 """The run's server, a thread of the leader's launcher in runs with more than one host.
 
-Each host says every few seconds all that is so about it (`HostState`), each rank how far it is
+Each host says every second all that is so about it (`HostState`), each rank how far it is
 (`Progress`); the answer to both is all that is so about the run (`RunState`), in the end its
 outcome. `HostTable` decides what the states mean: a host that is silent for `feed.lease_seconds` is
 lost. Pure: the clock is a parameter, nothing is sent.
@@ -22,7 +22,6 @@ from stoker.feed.engine.crypto import (
     HEARTBEAT_TIMEOUT_SECONDS,
     AllowList,
     HandshakeGuard,
-    Keys,
     RejectionLog,
     secure_server,
 )
@@ -37,7 +36,8 @@ from stoker.feed.engine.run_messages import (
     Unpacker,
     pack,
 )
-from stoker.logs import EventName, Log, now_utc
+from stoker.launch.host_client import HostRun
+from stoker.logs import EventName, now_utc
 from stoker.records import Event, FeedSettings, Role
 
 # After the outcome: for hosts that have not fetched it, or that start late.
@@ -213,7 +213,6 @@ class RunServer:
     """Server for launchers and ranks of one run; in a run of one host it is never started.
 
     Args:
-        keys: None: this is the only host.
         on_failure: Called in the server's thread when a host changes so that the run fails.
         outcome_seconds: How long hosts may take to fetch the outcome.
 
@@ -226,26 +225,25 @@ class RunServer:
 
     def __init__(
         self,
+        run: HostRun,
         *,
-        keys: Keys | None,
-        hosts: HostTable,
-        log: Log,
-        address: str,
-        port: int,
         on_failure: Callable[[HostChange], None],
         outcome_seconds: float = OUTCOME_SECONDS,
     ) -> None:
-        self.hosts = hosts
+        roles = {host: group.role for group in run.topology.groups for host in group.hosts}
+        del roles[run.topology.host]
+        settings = run.settings
+        now = time.monotonic()
+        self.hosts = HostTable(roles, run_id=settings.run_id, feed=settings.feed, now=now)
         self.events: list[Event] = []
         self.progress: Mapping[int, Progress] = {}
         self.state = RunState()
-        self._keys = keys
-        self._log = log
-        self._endpoint = f"tcp://{address}:{port}"
-        self._port = port
+        self._keys = run.keys
+        self._log = run.log
+        self._port = settings.port or run.leader_address[1]
+        self._endpoint = f"tcp://{run.listen_address}:{self._port}"
         self._on_failure = on_failure
         self._outcome_seconds = outcome_seconds
-        self._launchers: dict[str, bytes] = {}
         self._warned: set[bytes] = set()
         # Set by other threads; the server's thread looks at them in each turn.
         self._said = RunState()
@@ -286,7 +284,7 @@ class RunServer:
         self._thread.start()
 
     def tell(self, **changes: object) -> None:
-        """Changes what is said of the run, which every host hears at once; returns at once."""
+        """Changes what is said of the run, which every host hears in a second; returns at once."""
         self._said = replace(self._said, **changes)
 
     def start_daemon(self, host: str, arguments: Sequence[str]) -> None:
@@ -357,8 +355,6 @@ class RunServer:
             asking[sender] = ""
             if isinstance(message, HostState):
                 asking[sender] = message.host
-                # A host may come by another connection: the latest one is told of changes.
-                self._launchers[message.host] = sender
                 self._note(self.hosts.hear(message, time.monotonic()))
             elif message.has_begun:
                 last = self.progress.get(message.rank)
@@ -368,12 +364,9 @@ class RunServer:
                     self.progress = {**self.progress, message.rank: message}
         for change in self.hosts.expire(time.monotonic()):
             self._note(change)
-        state = self.hosts.run_state(self._said)
-        if state != self.state:
-            asking |= {sender: host for host, sender in self._launchers.items()}
-        self.state = state
+        self.state = self.hosts.run_state(self._said)
         for sender, host in asking.items():
-            self._send(socket, sender, replace(state, daemon=self._daemons.get(host, ())))
+            self._send(socket, sender, replace(self.state, daemon=self._daemons.get(host, ())))
 
     def _warn(self, sender: bytes, reason: str) -> None:
         # Once for each connection.

@@ -32,7 +32,7 @@ from stoker.launch.process import (
 )
 from stoker.launch.prometheus import metrics_served
 from stoker.launch.record import PrintedMetrics, RunOutcome, write_record
-from stoker.launch.run_server import HostChange, HostTable, RunServer, failed
+from stoker.launch.run_server import HostChange, RunServer, failed
 from stoker.launch.secrets import fetched_secrets
 from stoker.launch.topology import is_job_pod
 from stoker.logs import EventName
@@ -55,24 +55,8 @@ def lead(run: HostRun, command: Sequence[str]) -> int:
         failures.append(change)
         run.inbox.put(Decided(change.words.partition("\n")[0]))
 
-    host = run.topology.host
-    roles = {host: group.role for group in run.topology.groups for host in group.hosts}
-    del roles[host]
-    hosts = HostTable(
-        roles,
-        run_id=run.settings.run_id,
-        feed=run.settings.feed,
-        now=time.monotonic(),
-    )
-    server = RunServer(
-        keys=run.keys,
-        hosts=hosts,
-        log=run.log,
-        address=run.listen_address,
-        port=run.settings.port or run.leader_address[1],
-        on_failure=fail,
-    )
-    engine = Engine(run, lambda words: failures.append(failed(host, exit_code=None, reason=words)))
+    server = RunServer(run, on_failure=fail)
+    engine = Engine(run)
     try:
         server.start()
         return _lead(run, command, server=server, engine=engine, failures=failures)
@@ -100,6 +84,7 @@ def _lead(
     printed = PrintedMetrics(run.settings.metric_patterns)
 
     def tick() -> None:
+        # First what ends a run: a fault in a figure skips what comes behind it.
         engine.is_whole(server)
         limits.tick()
 
@@ -108,6 +93,8 @@ def _lead(
             run, command, peer=server, engine=engine, gpus=gpus, tick=tick, read=printed.read
         )
     limits.close()
+    if engine.failure:
+        failures.insert(0, failed(host, exit_code=None, reason=engine.failure))
     if failure := limits.failure:
         # All hosts end with 0, which no platform restarts; the record says that it failed.
         outcome, code = RunOutcome(status="failed", exit_code=0, failure=failure), 0
@@ -130,7 +117,7 @@ def _lead(
 def follow(run: HostRun, command: Sequence[str]) -> int:
     """Trains on another dnn host, and ends when the leader says so or is lost."""
     gpus = GpuLog(environ=run.environ, log=run.log)
-    client = run.client(gpus=gpus.take)
+    client = HostClient(run, gpus=gpus.take)
     engine = Engine(run)
     client.start()
     try:
@@ -141,6 +128,7 @@ def follow(run: HostRun, command: Sequence[str]) -> int:
             return HOST_LOST if ending.decided else ending.exit_code
 
         def tick() -> None:
+            engine.tick()
             if client.run.stage == "ending":
                 run.tell_ranks_to_save()
 
@@ -180,33 +168,30 @@ def _train(
         earlier.unlink(missing_ok=True)
     discard_loadings(output)
     trainer = Trainer.of(run)
-    mpi = MpiHost(trainer, peer)
     environ = trainer.environ() | engine.environment
     try:
         environ |= fetched_secrets(run.environ, role="dnn")
     except StokerError as err:
         return Ending(exit_code=err.exit_code, refused=str(err))
     words = with_own_python((*command, *trainer.arguments))
-    line: tuple[str, ...] | Ending = trainer.command(words)
-    is_mpi = trainer.strategy == "mpi"
+    mpi = MpiHost(trainer, peer, environ) if trainer.strategy == "mpi" else None
 
     def on_tick() -> None:
-        mpi.tick()
+        if mpi:
+            mpi.tick()
         tick()
 
     try:
-        if is_mpi:
-            environ = mpi.environ(environ)
-            line = mpi.line(words, environ)
+        line = mpi.line(words) if mpi else trainer.command(words)
         if isinstance(line, Ending):
             return line
         # Not before: a command that is refused leaves no samples.
         gpus.start()
         ending = supervise(
             line,
-            environ=environ,
+            environ=mpi.environ if mpi else environ,
             folder=run.folder,
-            asks_children=is_mpi,
+            asks_children=mpi is not None,
             hidden=parts_to_hide(environ.get(name, "") for name in run.settings.secret_names),
             inbox=run.inbox,
             log=run.log,
@@ -215,8 +200,9 @@ def _train(
         )
     finally:
         gpus.close()
-        mpi.close()
-    if is_mpi and read_failure(output) and not (ending.decided or ending.signals):
+        if mpi:
+            mpi.close()
+    if mpi and read_failure(output) and not (ending.decided or ending.signals):
         # mpirun's daemon ends with 0; its ranks know more.
         ending = dataclasses.replace(ending, exit_code=ending.exit_code or 1)
     if profile_ended.exists():

@@ -91,8 +91,8 @@ class GroupSpending(Record, frozen=True, kw_only=True):
     Attributes:
         group: Name of the group.
         usd: Dollars. None: its price is not known, or not billed.
-        idle_share: Share of its time without work, 0 to 1: a dnn host waits for data, a data host's
-            workers have no batch to make. None: not measured.
+        idle_share: Share of the time in which a data group's workers made no batch, 0 to 1. None:
+            not measured.
         idle_usd: Dollars of that time.
         batches: Batches of the training that a data group made. None: not counted, or a dnn group.
         all_batches: Batches that the training took, wherever they were made. None: not counted.

@@ -9,7 +9,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
 
 import jinja2
 from markupsafe import Markup
@@ -30,9 +29,8 @@ from stoker.feed.timeline import typical_step
 from stoker.figures.intervals import joined, read_intervals
 from stoker.figures.limit import feed_limit_of
 from stoker.profile.explain import explain as explain_profile
-from stoker.record_words import gpu_words, group_arguments, notes_on
-from stoker.records import Decision, GpuLoad, Plan, Training, write_text
-from stoker.records.profile import busy_share, used_gpus
+from stoker.record_words import busy_words, gpu_words, group_arguments, notes_on
+from stoker.records import Decision, Plan, Training, write_text
 from stoker.report.charts import read_steps, shown_seconds, sparkline, strip
 from stoker.report.verdict import ReportedRun, judge, key_figures
 from stoker.units import capital, digits, figure, ms, numbered, percent, percentage, times, usd
@@ -241,25 +239,14 @@ def _gpus(run: ReportedRun) -> Block:
     sources = [("Before", run.before_intervals, before), ("After", run.intervals, loads)]
     pictures = []
     for name, file, gpus in sources:
-        used = used_gpus(gpus)
-        points = [*_busy_points(file, used)]
-        share = busy_share(gpus)
-        if points and share is not None:
-            words = f"{numbered(len(used), 'GPU')} {percentage(share)} busy"
+        rows = [(row.seconds, row.gpu_utilization) for row in read_intervals(file) if row.steps]
+        points = [(seconds, share) for seconds, share in rows if share is not None]
+        if points and (words := busy_words(gpus)):
             picture = sparkline(points, top=1.0, css="compute", label=f"{name}: {words}")
             pictures.append((name, picture, words))
     items = [f"{gpu.host}, {gpu_words(gpu)}" for gpu in loads[:_MOST_HOSTS]]
     note = "The share of time in which a kernel ran, each run on its own scale of time."
     return Block(title="GPUs", pictures=pictures, items=items, note=note if pictures else "")
-
-
-def _busy_points(file: Path | None, used: Sequence[GpuLoad]) -> Iterator[tuple[float, float]]:
-    places = {(gpu.host, str(gpu.index)) for gpu in used}
-    for interval in read_intervals(file):
-        gpus = [gpu for gpu in interval.gpus if (gpu.host, gpu.number) in places]
-        shares = [gpu.utilization for gpu in gpus if gpu.utilization is not None]
-        if interval.steps and shares:
-            yield interval.seconds, fmean(shares)
 
 
 def _feed(file: Path | None) -> Block:

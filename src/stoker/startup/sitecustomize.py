@@ -216,26 +216,9 @@ def _record_modules(problem: str = "") -> None:
         from stoker.feed.foreign_loaders import own_loaders
 
         loaders = own_loaders()
-    # Whole packages, and parts of namespaces that packages share.
-    packages = {name.partition(".")[0] for name in sys.modules}
-    packages |= {"nvidia.dali", "torchdata.nodes"} & sys.modules.keys()
+    # Whose batches come from no loader of torch.
+    packages = {"tensorflow", "jax"} & sys.modules.keys()
     _write(name, {"packages": sorted(packages), "problem": problem, "loaders": loaders})
-
-
-def _abort_with_mpi() -> None:
-    """Restarts a rank of mpirun as `python -m mpi4py ...`, which aborts all ranks if it fails.
-
-    Otherwise MPI_Finalize waits for the others at exit, and mpirun never learns of the failure.
-    """
-    from importlib.util import find_spec
-
-    # Options and program; `python -m MODULE` has one word less in sys.argv.
-    words = len(sys.argv) + (sys.argv[0] in ("-m", "-c"))
-    options = sys.orig_argv[1:-words]
-    program = sys.orig_argv[-words:]
-    is_rank = "OMPI_COMM_WORLD_RANK" in os.environ and program[1:2] != ["mpi4py"]
-    if is_rank and sys.argv[0] and find_spec("mpi4py"):
-        os.execv(sys.executable, [sys.executable, *options, "-m", "mpi4py", *program])
 
 
 def _write_stacks_on_signal() -> None:
@@ -262,7 +245,6 @@ def _guarded(function: "Callable[[], None]") -> None:
 
 _guarded(_chain_on)
 if _is_rank():
-    _guarded(_abort_with_mpi)
     _guarded(_keep_failures)
     _guarded(_end_with_torchrun)
 if os.environ.get("STOKER_LAUNCHER_PID"):

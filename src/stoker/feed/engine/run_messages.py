@@ -1,6 +1,6 @@
 """Messages over control connections: of a run's hosts, and between a rank and a data host's agent.
 
-    launchers  HostState → RunState, every few seconds and when something has changed
+    launchers  HostState → RunState, every second
     ranks      Progress → RunState, every second
     trainer    Open, Start, Close
     agent      Ticket, Opened, Failed, Ended, Probe, WrongHost
