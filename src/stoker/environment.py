@@ -254,14 +254,10 @@ def _document_of(run: str) -> Document:
     """Returns the settings in a run.json, or in the document itself, by name."""
     if not run:
         return {}
-    path = Path(run)
-    token: dict[str, Json] = {}
+    is_inline = run.startswith("{")
     try:
-        if not run.startswith("{"):
-            run = path.read_text(encoding="utf-8")
-            beside = path.with_name(TOKEN_FILE)
-            token = {"token_file": str(beside)} if beside.exists() else {}
-        document: Document = json.loads(run)
+        text = run if is_inline else Path(run).read_text(encoding="utf-8")
+        document: dict[str, Json] = json.loads(text)
     except (OSError, ValueError) as err:
         what = f"cannot read the run's settings: {err}"
         raise UsageError(what, where=f"variable {RUN_VARIABLE}") from None
@@ -270,7 +266,10 @@ def _document_of(run: str) -> Document:
         what = f"the setting {unknown[0]} is of another version of stoker"
         fix = "use one version of stoker everywhere"
         raise UsageError(what, where=f"variable {RUN_VARIABLE}", fix=fix)
-    return {**document, **token}
+    token = Path(run).with_name(TOKEN_FILE)
+    if not is_inline and token.exists():
+        document["token_file"] = str(token)
+    return document
 
 
 def _path(kind: type, value: object) -> object:

@@ -28,7 +28,6 @@ from stoker.records import (
 )
 from stoker.records.base import sha256_of
 from stoker.records.outcome import gate_words, outcome_of, outcome_of_gates, warnings_of
-from stoker.records.profile import busy_share
 from stoker.records.training import BUSY, Metric
 from stoker.records.workload import own_keys, refuse_foreign
 from stoker.units import (
@@ -39,7 +38,6 @@ from stoker.units import (
     is_whole_longer,
     longer,
     ms,
-    percentage,
     table_lines,
 )
 
@@ -229,12 +227,11 @@ def performance_of(
     change = _change(outcome.cpu_seconds, baseline.cpu_seconds)
     if is_billed:
         change = _change(outcome.usd_per_1000_steps, baseline.usd_per_1000_steps)
-    before = profiled.observed.gpus if profiled and profiled.observed else ()
     return Performance(
         action=plan.action if plan else None,
-        baseline=msgspec.structs.replace(baseline, gpu_utilization=busy_share(before)),
+        baseline=baseline,
         predicted=predicted,
-        measured=msgspec.structs.replace(outcome, gpu_utilization=busy_share(training.gpus)),
+        measured=outcome,
         prediction_error=error,
         band=band,
         is_inside_band=band.holds(outcome.counted_seconds) if band else None,
@@ -321,11 +318,6 @@ def evaluation_table(evaluation: Evaluation) -> str:
     if change is not None and performance.action != "keep" and not performance.busy:
         is_billed = performance.measured.usd_per_1000_steps is not None
         lines.append(cost_change_words(change, is_billed=is_billed))
-    now = performance.measured.gpu_utilization
-    before = performance.baseline.gpu_utilization
-    if now is not None:
-        earlier = "" if before is None else f", {percentage(before)} in the profile"
-        lines.append(f"the GPUs were {percentage(now)} busy{earlier}")
     return "\n".join(lines)
 
 

@@ -181,20 +181,11 @@ def parameter_named(name: str, *, workload: Workload) -> Parameter | None:
     return by_name.get(option) or by_option.get(option)
 
 
-def parse(texts: Sequence[str], *, workload: Workload) -> dict[str, Value]:
-    """Returns the values of `NAME=VALUE` texts, each parameter at most once.
-
-    Names are the parameters' own, or as the script spells a hyperparameter.
-    """
-    declared = {each.name: each.kind for each in parameters_of(workload)}
-    return run_values(texts, workload=workload, declared=declared)
-
-
 def overrides_of(texts: Sequence[str], *, workload: Workload) -> list[str]:
-    """Returns the `key.path=value` overrides for `NAME=VALUE` texts; raises as `parse`."""
+    """Returns the `key.path=value` overrides for `NAME=VALUE` texts; raises as `run_values`."""
     parameters = {each.name: each for each in parameters_of(workload)}
     overrides: list[str] = []
-    for name, value in parse(texts, workload=workload).items():
+    for name, value in run_values(texts, workload=workload).items():
         parameter = parameters[name]
         if not parameter.key or value == parameter.default:
             continue
@@ -206,18 +197,20 @@ def overrides_of(texts: Sequence[str], *, workload: Workload) -> list[str]:
 
 
 def run_values(
-    texts: Sequence[str], *, workload: Workload, declared: Mapping[str, Kind]
+    texts: Sequence[str], *, workload: Workload, declared: Mapping[str, Kind] | None = None
 ) -> dict[str, Value]:
     """Returns the values of NAME=VALUE texts, of the kinds that a pipeline declares.
 
     Args:
         texts: With the parameters' names, or as the script spells a hyperparameter.
         workload: The workload whose pipeline it is.
-        declared: Names and kinds of the pipeline's parameters.
+        declared: Names and kinds of an uploaded pipeline's parameters. None: the workload's.
 
     Raises:
         UsageError: For an unknown name, a name that is given twice, or a value of another kind.
     """
+    if declared is None:
+        declared = {each.name: each.kind for each in parameters_of(workload)}
     values: dict[str, Value] = {}
     for text in texts:
         name, equals, value = text.partition("=")

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from stoker.errors import UsageError
 from stoker.records import Json, Place, Workload, convert, read_text
-from stoker.records.base import Document, path_below
+from stoker.records.base import Document, path_below, read_source
 from stoker.records.engine import check_engine
 from stoker.records.secrets import check_variables
 
@@ -67,12 +67,8 @@ def read_workload(
         values: Files with some of a workload's keys, such as prod.yaml, merged into it in order.
         overrides: `key.path=value`, the value in YAML; `@FILE` is a file of values.
     """
-    if str(path).lstrip().startswith("{"):
-        source = "the workload's document"
-        document, places = _mapping(str(path), source)
-    else:
-        source = str(path)
-        document, places = _mapping(read_text(path), source)
+    text, source = read_source(path)
+    document, places = _mapping(text, source)
     overrides = [*(f"{VALUES_MARK}{file}" for file in values), *overrides]
     return workload_from(document, overrides=overrides, source=source, places=places)
 

@@ -56,7 +56,7 @@ def profile(
     \b
     stoker step profile w.yaml --name mnist-1 --param epochs=3 --resolved resolved.json
     """
-    from stoker.parameters import parse
+    from stoker.parameters import run_values
     from stoker.pipelines.kubeflow import workload_text
     from stoker.profile import explain
     from stoker.records import write_json
@@ -84,7 +84,7 @@ def profile(
             assume_yes=yes or as_json,
         )
 
-    given = str(parse(params, workload=record).get("reuse_profile", ""))
+    given = str(run_values(params, workload=record).get("reuse_profile", ""))
     found = profile_of_run(record, given=given, measure=measured)
     deliver(
         found,

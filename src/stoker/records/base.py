@@ -132,10 +132,7 @@ def read_json(path: Path | str, kind: type[RecordT]) -> RecordT:
     Raises:
         UsageError: If the file is missing, is not JSON, or is another record.
     """
-    # Steps of a pipeline get records as text where they share no folder.
-    is_inline = isinstance(path, str) and path.lstrip().startswith("{")
-    written = str(path) if is_inline else read_text(path)
-    source = "the record's document" if is_inline else str(path)
+    written, source = read_source(path)
     try:
         # NaN becomes a text, which is no number anywhere.
         document = json.loads(written, parse_constant=str)
@@ -143,6 +140,16 @@ def read_json(path: Path | str, kind: type[RecordT]) -> RecordT:
         fix = f"give the {kind.__name__.lower()}.json that stoker wrote; a workload: --workload"
         raise UsageError(f"not a JSON document: {err}", where=source, fix=fix) from None
     return convert(document, kind, Place(source))
+
+
+def read_source(path: Path | str) -> tuple[str, str]:
+    """Returns a document's text and its name for errors: of a file, or the document itself.
+
+    Steps of a pipeline get documents as text where they share no folder.
+    """
+    if str(path).lstrip().startswith("{"):
+        return str(path), "the document that was given"
+    return read_text(path), str(path)
 
 
 def read_text(path: Path | str) -> str:

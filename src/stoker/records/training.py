@@ -401,7 +401,6 @@ class StepCost(Record, frozen=True, kw_only=True):
         usd_per_1000_steps: Cost of 1,000 steps, in dollars. None: a price is not known, or not
             billed.
         cpu_seconds: vCPUs of all hosts times the step.
-        gpu_utilization: Busy share of the GPUs in use, 0 to 1.
         is_estimate: Whether the dollars come from an estimated price.
     """
 
@@ -409,7 +408,6 @@ class StepCost(Record, frozen=True, kw_only=True):
     whole_step_seconds: NonNegativeFloat | None = None
     usd_per_1000_steps: NonNegativeFloat | None = None
     cpu_seconds: NonNegativeFloat | None = None
-    gpu_utilization: Fraction | None = None
     is_estimate: bool = False
 
     @property
