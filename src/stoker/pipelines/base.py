@@ -168,10 +168,6 @@ class Compiled:
     parameters: tuple[Parameter, ...]
     uploads: Mapping[str, bytes] = field(default_factory=dict)
 
-    @property
-    def description(self) -> str:
-        return about(self.name)
-
 
 def about(name: str) -> str:
     """Returns what a service's console shows of a pipeline."""

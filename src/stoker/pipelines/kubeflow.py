@@ -36,6 +36,7 @@ from stoker.pipelines.base import (
     RunState,
     RunStep,
     Schedule,
+    about,
     typed_values,
 )
 from stoker.platforms.kubernetes.api import ClusterApi
@@ -249,7 +250,6 @@ class KubeflowClient(PipelineClient):
 
     def upload(self, compiled: Compiled, *, is_changed: bool) -> dict[str, Json]:
         name = compiled.name
-        about = compiled.description
         id, _ = self._find(name)
         action = "unchanged"
         with tempfile.TemporaryDirectory() as folder:
@@ -257,13 +257,15 @@ class KubeflowClient(PipelineClient):
             file.write_text(compiled.definition, encoding="utf-8")
             if not id:
                 action = "created"
-                id = self._kfp.upload_pipeline(str(file), name, about, self.namespace).pipeline_id
+                id = self._kfp.upload_pipeline(
+                    str(file), name, about(name), self.namespace
+                ).pipeline_id
             elif is_changed:
                 action = "updated"
                 # The service takes a version's name once.
                 now = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
                 self._kfp.upload_pipeline_version(
-                    str(file), f"{name}-{now}", pipeline_id=id, description=about
+                    str(file), f"{name}-{now}", pipeline_id=id, description=about(name)
                 )
         return {"action": action, "id": id}
 

@@ -13,6 +13,7 @@ from stoker.pipelines.base import (
     RunState,
     RunStep,
     Schedule,
+    about,
     spelt,
     typed_values,
 )
@@ -80,7 +81,7 @@ class SageMakerClient(PipelineClient):
     def _request(self, compiled: Compiled) -> dict[str, Json]:
         return {
             "PipelineName": compiled.name,
-            "PipelineDescription": compiled.description,
+            "PipelineDescription": about(compiled.name),
             "RoleArn": self._role,
             "PipelineDefinition": compiled.definition,
         }

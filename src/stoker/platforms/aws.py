@@ -45,7 +45,7 @@ _KINDS: tuple[tuple[ServiceErrorKind, str], ...] = (
     ("stale", r"RequestTimeTooSkewed|InvalidSignature|SignatureDoesNotMatch"),
     ("stale", r"CredentialRetrieval|SSO|TokenRetrieval|UnauthorizedSSO|NoCredentials"),
     ("denied", r"AccessDenied|UnauthorizedOperation|403|.*not authorized"),
-    ("taken", r"PreconditionFailed|412"),
+    ("taken", r"PreconditionFailed|412|ResourceInUse"),
     # A bucket that does not exist is a wrong name in the workload.
     ("refused", r"NoSuchBucket"),
     ("missing", r"ResourceNotFound|NoSuch|ParameterNotFound|404|NotFound"),

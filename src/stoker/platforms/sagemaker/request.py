@@ -340,15 +340,15 @@ def channels_of(body: Document) -> list[tuple[str, Document]]:
 def _check_secrets(job: JobSpec, variables: Document) -> None:
     """Refuses secrets that hosts could not read, or that the request sets in plain text."""
     for name, source in job.secrets.items():
-        where = f"key secrets.{name}"
         if source.arn is None:
             raise UsageError(
                 f"on SageMaker the secret {name} needs an ARN",
-                where=where,
+                where=f"key secrets.{name}",
                 fix="add arn, of Secrets Manager or of a parameter in SSM",
             )
         if name in variables:
             what = f"sagemaker.request.Environment sets the secret {name}"
+            where = f"key secrets.{name}"
             raise UsageError(what, where=where, fix="leave it out there: it is plain text")
 
 

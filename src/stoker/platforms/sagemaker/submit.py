@@ -41,7 +41,6 @@ TOKEN_BYTES = 32
 MAX_TRIES = 100
 MAX_NAME_LENGTH = 63
 _USABLE = ("InProgress", "Completed")
-_IN_USE = ("ResourceInUse", "ResourceInUseException", "ConflictException")
 
 _NO_CAPACITY = re.compile(
     r"CapacityError|Insufficient_?(Instance_?)?Capacity|insufficient (instance )?capacity"
@@ -203,7 +202,7 @@ def _create(aws: Aws, request: SageMakerRequest, *, packed: bytes, log: Log) -> 
         answer = aws.call("sagemaker", "CreateTrainingJob", **body)
     except ServiceError as err:
         # Another attempt's job has this name, and reads this token: the next look adopts it.
-        if err.code in _IN_USE:
+        if err.kind == "taken":
             err.kind = "away"
         if may_pass(err):
             err.fix = f"{err.fix}; {may_exist}"
