@@ -98,11 +98,11 @@ def test_an_account_that_has_everything_is_in_order(account, tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "name", "words"),
     [
-        ([f"sagemaker.role={ROLE}-x"], "role", "there is no role stoker-training-x"),
+        ([f"sagemaker.role={ROLE}-x"], "role", "stoker-training-x in eu-central-1"),
         ([f"image={IMAGE}2"], "image", "there is no"),
-        ([f"image={IMAGE.replace(REGION, 'us-east-1')}"], "image", "the jobs in eu-central-1"),
+        ([f"image={IMAGE.replace(REGION, 'us-east-1')}"], "image", "stoker:1 in eu-central-1"),
         ([f"sagemaker.control.image={IMAGE}-x"], "image", "there is no"),
-        (["sagemaker.output_uri=s3://no-such-bucket/a"], "bucket", "no bucket no-such-bucket"),
+        (["sagemaker.output_uri=s3://no-such-bucket/a"], "bucket", "there is no no-such-bucket"),
         (["cluster.dnn.count=3"], "quota", "ml.g5.xlarge for training job usage: 2 of 3"),
     ],
 )

@@ -203,7 +203,7 @@ def test_the_last_word_of_a_run_is_how_it_ended(folder, outcome, words):
 def test_a_failed_training_fails_its_step_unless_always_is_asked_for(folder):
     workload = json.dumps({"name": "bad", "command": [sys.executable, "-c", "raise SystemExit(9)"]})
     words = ["step", "train", workload, "--yes", "--out=record"]
-    words += ["--run-id=1234567890"]
+    words += ["--name=bad-12345678"]
     assert stoker(*words, cwd=folder).returncode == 6
     told_it = executor_input(folder, "status", "training")
     succeeds(*words, "--always", "--executor-input", told_it, cwd=folder)

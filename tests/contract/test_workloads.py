@@ -95,12 +95,12 @@ def test_the_option_says_which_loaders_a_job_replaces(flags, tmp_path):
 
 def test_a_command_becomes_a_workload(tmp_path):
     (tmp_path / "Train It.py").write_text("")
-    words = ("--", "python", "-u", "Train It.py", "--lr", "1e-4", "--name", "007", "--amp")
+    words = ("--", "python", "-u", "Train It.py", "--lr", "0.1", "--name", "007")
     done = succeeds("init", *words, cwd=tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"Train It.py", "train-it.yaml"}
     workload = read_workload(tmp_path / "train-it.yaml")
-    assert workload.command == ("python", "-u", "Train It.py", "--amp")
-    assert workload.hyperparameters == {"lr": 1e-4, "name": "007"}
+    assert workload.command == ("python", "-u", "Train It.py")
+    assert workload.hyperparameters == {"lr": 0.1, "name": "007"}
     assert "stoker run train-it.yaml" in done.stdout
     assert "made: mine/train-it.yaml" in succeeds("init", "mine", *words, cwd=tmp_path).stdout
     (tmp_path / "train-it.yaml").write_text("name: mine")
@@ -115,7 +115,7 @@ def test_a_command_becomes_a_workload(tmp_path):
         ("python -m pkg.train --by -3", "python -m pkg.train", {"by": -3}),
         ("python train.py fit --by 3", "python train.py fit --by 3", {}),
         ("python train.py --sizes 1 2 --k 3", "python train.py --sizes 1 2 --k 3", {}),
-        ("python train.py --amp --on true", "python train.py --amp", {"on": "true"}),
+        ("python train.py --amp --on true", "python train.py --amp --on true", {}),
         ("python train.py --x 1 --x 2", "python train.py --x 1 --x 2", {}),
         ("python train.py --version 1.10", "python train.py", {"version": "1.10"}),
         ("accelerate launch --mixed bf16 t.py", "accelerate launch --mixed bf16 t.py", {}),

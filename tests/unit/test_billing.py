@@ -121,6 +121,7 @@ TEXTS = ["dnn", "dnn=", "dnn=a:b", "dnn=1:2:3", "dnn=-1", "dnn=local.c1", "dnn=t
     [
         *(([text], text) for text in TEXTS),
         (["dnn=1", "data=1:0"], "need workers"),
+        (["data=1:1"], "dnn hosts are needed"),
         (["dnn=1", "dnn=1"], "dnn=1"),
         (["gpu=1"], "gpu=1"),
     ],

@@ -96,7 +96,7 @@ STEP = ["--step-seconds", "0.192"]
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--as", "ml.g5.2xlarge"], "--as needs a profile"),
+        (["--as", "ml.g5.2xlarge"], "no profile to decide on"),
         (["profile.json", "--as", "ml.g5.2xlrge"], "did you mean"),
         ([], "no profile to decide on"),
         ([*P4D, "--step-seconds", "-1"], "should be greater"),

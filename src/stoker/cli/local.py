@@ -77,13 +77,10 @@ def profile(
     from stoker.run.outputs import Outputs, deliver
     from stoker.run.workloads import resolve
 
-    words = words or []
     if training_job:
-        if words or platform or budget is not None:
-            what = "--training-job runs nothing: it takes no command, --platform or --budget"
-            raise UsageError(what, fix=f"stoker profile --training-job {training_job}")
         observe(training_job, as_json=as_json)
         return
+    words = words or []
     # First: a notebook is a file that exists and that cannot be run.
     if refused := notebook_refusal(words, where="command line"):
         raise refused
@@ -97,7 +94,7 @@ def profile(
         is_alone=True,
         assume_yes=yes or as_json,
     )
-    deliver(record, outputs=Outputs(out=out), explain=explain, as_json=as_json, parameters={})
+    deliver(record, outputs=Outputs(out=out), explain=explain, as_json=as_json)
 
 
 @app.command()
@@ -246,8 +243,6 @@ def decide(
     if profile and (instance_type or step_seconds):
         what = "a profile cannot be used with --instance-type or --step-seconds"
         raise UsageError(what, fix="leave one of them out")
-    if as_type and not profile:
-        raise UsageError("--as needs a profile", fix="stoker decide profile.json --as T")
     take_as = None
     if as_type:
         take_as = TakeAs(instance_type=as_type, accelerator_step_seconds=accelerator_step_seconds)

@@ -146,7 +146,6 @@ ExecutorInput = Annotated[
         help="In a step of Kubeflow: the value of {{$}}, with its inputs and outputs.",
     ),
 ]
-RunId = Annotated[str | None, typer.Option(metavar="ID", help="Id of the pipeline's run.")]
 Always = Annotated[
     bool,
     typer.Option(help="Exit with 0 though the training failed or its record is lost: see it."),

@@ -4,7 +4,7 @@ import json
 import os
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -142,30 +142,21 @@ def catalog(
 @app.command()
 def schema(
     record: Annotated[
-        str,
-        typer.Argument(
-            metavar="[RECORD]",
-            help="workload, profile, decision, training or evaluation; without one, list them.",
-            show_default=False,
-        ),
-    ] = "",
+        Literal["workload", "profile", "decision", "training", "evaluation"],
+        typer.Argument(metavar="RECORD", help="The record.", show_default=False),
+    ],
     *,
-    as_json: AsJson = False,
+    as_json: AsJson = True,
 ) -> None:
     """Print the JSON Schema of a record.
 
     \b
-    stoker schema
     stoker schema workload > workload.schema.json
     """
-    from stoker.records import RECORDS, nearest, schema_of
+    from stoker.records import RECORDS, schema_of
 
-    if not record:
-        print_result([*RECORDS], "\n".join(RECORDS), as_json=as_json)
-    elif record in RECORDS:
-        print(json.dumps(schema_of(RECORDS[record]), indent=2))
-    else:
-        raise UsageError(f"no record is called {record}", fix=nearest(record, list(RECORDS)))
+    document = schema_of(RECORDS[record])
+    print_result(document, "", as_json=as_json)
 
 
 @app.command(context_settings={"ignore_unknown_options": True})

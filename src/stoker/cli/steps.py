@@ -1,7 +1,7 @@
 """`stoker step NAME`: what the steps of a pipeline's definition run; no list of verbs shows them.
 
 A step has what a pipeline passes from step to step, and in Kubeflow its inputs and outputs as one
-JSON document (--executor-input). Its workload is whole: nothing is set in a step.
+JSON document (--executor-input). Its workload is whole: nothing is set in a step, or asked.
 """
 
 from pathlib import Path
@@ -11,31 +11,29 @@ import typer
 
 from stoker.cli.options import (
     Always,
-    AsJson,
     Champion,
     ExecutorInput,
     Out,
     Params,
     RecordFile,
     Report,
-    RunId,
     Summary,
     WorkloadIfAny,
-    Yes,
 )
 
 if TYPE_CHECKING:
     from stoker.records import Profile
 
 app = typer.Typer()
+Name = Annotated[str | None, typer.Option(metavar="NAME", help="Name of its job.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Nothing is asked in any case.")]
 
 
 @app.command()
 def profile(
     workload: WorkloadIfAny = None,
     *,
-    name: Annotated[str | None, typer.Option(metavar="NAME", help="Name of its jobs.")] = None,
-    run_id: RunId = None,
+    name: Name = None,
     params: Params = None,
     resolved: Annotated[
         Path | None,
@@ -46,8 +44,7 @@ def profile(
     out: Out = None,
     summary: Summary = None,
     executor_input: ExecutorInput = None,
-    as_json: AsJson = False,
-    yes: Yes = False,
+    yes: Yes = True,
 ) -> None:
     """Apply a run's parameters, and get its profile.
 
@@ -68,11 +65,10 @@ def profile(
 
     step = read_step(executor_input)
     params = [*step.params, *(params or ())]
-    file = workload or step.workload
-    record = read_with_params(file, overrides=(), params=params)
+    record = read_with_params(workload or step.workload, overrides=(), params=params)
     if resolved:
         write_json(resolved, record)
-    name = name or step.run_name(record, run_id)
+    name = name or step.run_name(record)
 
     def measured() -> "Profile":
         return measure(
@@ -81,16 +77,14 @@ def profile(
             run_dir=run_dir_of(record, name=name and f"{name}-profile", kind="profile"),
             may_go_on=bool(name),
             is_alone=True,
-            assume_yes=yes or as_json,
+            assume_yes=yes,
         )
 
     given = str(run_values(params, workload=record).get("reuse_profile", ""))
-    found = profile_of_run(record, given=given, measure=measured)
     deliver(
-        found,
+        profile_of_run(record, given=given, measure=measured),
         outputs=Outputs(out=out, summary=summary, step=step),
         explain=explain,
-        as_json=as_json,
         # What all later steps read.
         parameters={"resolved": workload_text(record)},
     )
@@ -100,12 +94,11 @@ def profile(
 def train(
     workload: WorkloadIfAny = None,
     *,
-    run_id: RunId = None,
     always: Always = False,
     decision: Annotated[
         Path | None, typer.Option(metavar="D", help="The decision.json of the run.")
     ] = None,
-    name: Annotated[str | None, typer.Option(metavar="NAME", help="Name of the job.")] = None,
+    name: Name = None,
     model: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Copy the trained model to this folder."),
@@ -113,13 +106,12 @@ def train(
     out: Out = None,
     summary: Summary = None,
     executor_input: ExecutorInput = None,
-    as_json: AsJson = False,
-    yes: Yes = False,
+    yes: Yes = True,
 ) -> int:
     """Train on the cluster that a pipeline's run has decided on.
 
     \b
-    stoker step train w.yaml --run-id ID --decision d.json
+    stoker step train w.yaml --name mnist-1 --decision d.json
     """
     from stoker.run.outputs import Outputs, read_step
     from stoker.run.train import plan_of, train_run
@@ -128,16 +120,13 @@ def train(
     step = read_step(executor_input)
     record = resolve([workload or step.workload], overrides=())
     hosts, chosen = plan_of(record, decision_file=decision)
-    name = name or step.run_name(record, run_id)
     return train_run(
         record,
         hosts,
         decision=chosen,
-        name=name,
-        prices=None,
+        name=name or step.run_name(record),
         outputs=Outputs(out=out, summary=summary, model=model, step=step),
-        as_json=as_json,
-        assume_yes=yes or as_json,
+        assume_yes=yes,
         # A pipeline's last step notifies of its run, or the step that judges the training.
         is_step=True,
         always=always,
@@ -157,7 +146,6 @@ def evaluate(
     summary: Summary = None,
     report: Report = None,
     executor_input: ExecutorInput = None,
-    as_json: AsJson = False,
 ) -> int:
     """Judge a pipeline's training run.
 
@@ -177,7 +165,6 @@ def evaluate(
         champion=champion or step.inputs.get("champion", ""),
         outputs=Outputs(out=out, summary=summary, step=step),
         report=report,
-        as_json=as_json,
         always=always,
     )
 
@@ -193,7 +180,6 @@ def gate(
         bool, typer.Option("--promote", help="Make a model that passed the new champion.")
     ] = False,
     executor_input: ExecutorInput = None,
-    as_json: AsJson = False,
 ) -> None:
     """Exit with 3 if an evaluation did not pass; else keep what came of it.
 
@@ -205,21 +191,15 @@ def gate(
 
     # A pipeline without a champion leaves it out.
     folder = champion or read_step(executor_input).inputs.get("champion", "")
-    pass_gate(gate_of, champions=folder if promote else "", as_json=as_json)
+    pass_gate(gate_of, champions=folder if promote else "")
 
 
 @app.command()
-def finish(
-    workload: WorkloadIfAny = None,
-    *,
-    run_id: RunId = "",
-    executor_input: ExecutorInput = None,
-    as_json: AsJson = False,
-) -> None:
+def finish(workload: WorkloadIfAny = None, *, executor_input: ExecutorInput = None) -> None:
     """End what is left of a run that is over.
 
     \b
-    stoker step finish w.yaml --run-id ID
+    stoker step finish --executor-input JSON
     """
     from stoker.run.judging import finish_run
     from stoker.run.outputs import read_step
@@ -228,7 +208,6 @@ def finish(
     step = read_step(executor_input)
     finish_run(
         read_with_params(workload or step.workload, overrides=()),
-        run_id=run_id or step.inputs.get("run_id", ""),
+        run_id=step.inputs.get("run_id", ""),
         outcome=step.inputs.get("outcome", ""),
-        as_json=as_json,
     )

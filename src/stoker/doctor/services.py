@@ -1,11 +1,10 @@
 """Checks of an AWS account, or of a cluster, for one workload. Nothing is made."""
 
-import re
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from stoker.doctor.host import Finding, FindingState
+from stoker.doctor.host import Finding
 from stoker.errors import ServiceError, StokerError
 from stoker.pipelines.base import sagemaker_of
 from stoker.platforms.aws import Aws, split_uri
@@ -15,12 +14,6 @@ from stoker.platforms.kubernetes.api import CLAIMS, JOBSETS, TRAINJOBS, ClusterA
 from stoker.platforms.kubernetes.pods import claim_of
 from stoker.records import Group, SageMakerSettings, Workload, bare_type
 from stoker.records.base import text
-
-# The account, region and name of an image in Amazon ECR.
-_ECR_IMAGE = re.compile(
-    r"(?P<account>\d{12})\.dkr\.ecr\.(?P<region>[a-z0-9-]+)\.amazonaws\.com(\.cn)?/"
-    r"(?P<name>[^:@]+)(:(?P<tag>[^@]+))?(@(?P<digest>sha256:[0-9a-f]{64}))?"
-)
 
 
 def _checked(name: str, check: Callable[[], Finding]) -> Finding:
@@ -57,12 +50,12 @@ def examine_account(workload: Workload, *, aws: Aws | None = None) -> Iterator[F
     uris += [channel.uri for channel in workload.channels.values()]
     buckets = [split_uri(uri)[0] for uri in uris if uri and uri.startswith("s3://")]
     for name, check, values in (
-        ("role", _role_finding, (settings.role, settings.control.role)),
-        ("image", _image_finding, (workload.image, settings.control.image)),
-        ("bucket", _bucket_finding, buckets),
+        ("role", _has_role, (settings.role, settings.control.role)),
+        ("image", _has_image, (workload.image, settings.control.image)),
+        ("bucket", _has_bucket, buckets),
     ):
         for value in sorted({*filter(None, values)}):
-            yield _checked(name, partial(check, aws, value))
+            yield _checked(name, partial(_there_finding, name, value, check, aws))
     yield _checked("quota", partial(_quota_finding, aws, workload, settings))
 
 
@@ -72,40 +65,35 @@ def _account_finding(aws: Aws) -> Finding:
     return Finding("account", "ok", text)
 
 
-def _role_finding(aws: Aws, arn: str) -> Finding:
+def _there_finding(name: str, value: str, has: Callable[[Aws, str], bool], aws: Aws) -> Finding:
+    """Finds whether an object of the account is there, in the region of the jobs."""
+    if has(aws, value):
+        return Finding(name, "ok", value)
+    fix = "make it there, or correct its key; configs/sagemaker/stoker.yaml makes roles and bucket"
+    return Finding(name, "fail", f"there is no {value} in {aws.region}", fix)
+
+
+def _has_role(aws: Aws, arn: str) -> bool:
     # arn:aws:iam::ACCOUNT:role/PATH/NAME
-    name = arn.rpartition("/")[2]
-    if aws.find("iam", "GetRole", RoleName=name) is None:
-        fix = "deploy configs/sagemaker/stoker.yaml, or correct the key"
-        return Finding("role", "fail", f"there is no role {name}", fix)
-    return Finding("role", "ok", name)
+    return aws.find("iam", "GetRole", RoleName=arn.rpartition("/")[2]) is not None
 
 
-def _image_finding(aws: Aws, image: str) -> Finding:
-    ecr = _ECR_IMAGE.fullmatch(image)
-    if ecr is None:
-        return Finding("image", "warn", f"{image} is not in ECR, and is not checked")
-    if ecr["region"] != aws.region:
-        words = f"{image} is in {ecr['region']}, the jobs in {aws.region}"
-        return Finding("image", "fail", words, "push it to a repository in the jobs' region")
-    version = (
-        {"imageDigest": ecr["digest"]} if ecr["digest"] else {"imageTag": ecr["tag"] or "latest"}
-    )
-    names = {"registryId": ecr["account"], "repositoryName": ecr["name"], "imageIds": [version]}
-    if aws.find("ecr", "DescribeImages", **names) is None:
-        fix = "make image, and push it; or correct the key"
-        return Finding("image", "fail", f"there is no {image}", fix)
-    return Finding("image", "ok", image)
-
-
-def _bucket_finding(aws: Aws, bucket: str) -> Finding:
+def _has_bucket(aws: Aws, bucket: str) -> bool:
     answer = aws.find("s3", "HeadBucket", Bucket=bucket)
-    if answer is None:
-        fix = "correct its name in the workload, or create it"
-        return Finding("bucket", "fail", f"there is no bucket {bucket}", fix)
-    region = answer.get("BucketRegion") or aws.region
-    state: FindingState = "ok" if region == aws.region else "fail"
-    return Finding("bucket", state, f"{bucket}, in {region}", f"use a bucket in {aws.region}")
+    return answer is not None and answer.get("BucketRegion") in (None, aws.region)
+
+
+def _has_image(aws: Aws, image: str) -> bool:
+    registry, _, path = image.partition("/")
+    if ".dkr.ecr." not in registry:
+        # It is elsewhere, and cannot be asked for.
+        return True
+    path, _, digest = path.partition("@")
+    name, _, tag = path.partition(":")
+    version = {"imageDigest": digest} if digest else {"imageTag": tag or "latest"}
+    names = {"registryId": registry[:12], "repositoryName": name, "imageIds": [version]}
+    is_near = f".ecr.{aws.region}." in registry
+    return is_near and aws.find("ecr", "DescribeImages", **names) is not None
 
 
 def _quota_finding(aws: Aws, workload: Workload, settings: SageMakerSettings) -> Finding:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from stoker.catalog import Catalog, catalog_of, local_instance
+from stoker.catalog import Catalog, catalog_of
 from stoker.decide.choose import step_time_words
 from stoker.decide.explain import break_even_words
 from stoker.errors import DeclinedError, UsageError
@@ -57,8 +57,7 @@ def groups_of(workload: Workload, texts: Sequence[str]) -> tuple[Group, ...]:
     dnn, *data = parse_groups(texts, default_type=today.instance_type)
     # Another type has other accelerators, and by default a process for each. On this machine any
     # number of cores is the same type.
-    types = {dnn.instance_type, today.instance_type}
-    if len(types) == 1 or all(map(local_instance, types)):
+    if dnn.instance_type == today.instance_type or workload.platform_info.is_this_machine:
         dnn = msgspec.structs.replace(dnn, processes_per_host=today.processes_per_host)
     return (dnn, *data)
 
@@ -68,22 +67,19 @@ def parse_groups(texts: Sequence[str], *, default_type: str | None) -> tuple[Gro
     groups: dict[str, Group] = {}
     for text in texts:
         match = _GROUP.fullmatch(text)
-        instance_type = match["type"] or default_type if match else None
-        if match is None or not instance_type or match["role"] in groups:
+        instance_type = match and (match["type"] or default_type)
+        if not match or not instance_type or match["role"] in groups:
             raise UsageError(f"--group {text} is not ROLE=[TYPE:]HOSTS[:WORKERS]", fix=_FIX)
         role: Role = "dnn" if match["role"] == "dnn" else "data"
-        workers = int(match["workers"]) if match["workers"] else None
-        if role == "data" and workers == 0:
-            raise UsageError(f"--group {text}: data hosts need workers", fix=_FIX)
         groups[role] = Group(
             name=role,
             role=role,
             instance_type=instance_type,
             count=int(match["hosts"]),
-            workers_per_host=workers,
+            workers_per_host=int(match["workers"]) if match["workers"] else None,
         )
-    if "dnn" not in groups:
-        raise UsageError("--group dnn=... is missing: it is the group that trains", fix=_FIX)
+    if "dnn" not in groups or ((data := groups.get("data")) and data.workers_per_host == 0):
+        raise UsageError("--group: dnn hosts are needed, and data hosts need workers", fix=_FIX)
     return tuple(sorted(groups.values(), key=lambda group: group.role, reverse=True))
 
 

@@ -6,8 +6,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import suppress
-from importlib import metadata
 from pathlib import Path
 
 from stoker.errors import UsageError
@@ -133,10 +131,7 @@ def write_report_of(
     profile, decision, training_file, evaluation = files
     training = training or found_in(training_file, Training)
     facts = {"when": now_utc(), "stoker": __version__, "python": machine.python_version()}
-    facts["system"] = f"{machine.system()} {machine.release()} {machine.machine()}"
-    for name in ("torch", "numpy"):
-        with suppress(metadata.PackageNotFoundError):
-            facts[name] = metadata.version(name)
+    facts["system"] = machine.platform()
     if command:
         facts["command"] = command
     timeline = training and training.measured and training.measured.timeline_file

@@ -33,7 +33,6 @@ from stoker.run.folders import write_report_of
 from stoker.run.mlflow import log_run
 from stoker.run.outputs import Outputs, deliver
 from stoker.run.webhook import telling
-from stoker.terminal import print_result
 
 # As Kubeflow's driver hands it to an exit handler. It publishes nothing of a step whose driver
 # failed or whose pod was killed: for it, such a run still runs when it is over.
@@ -54,7 +53,7 @@ def judge_run(
     champion: str,
     outputs: Outputs,
     report: Path | None,
-    as_json: bool,
+    as_json: bool = False,
     always: bool = False,
 ) -> int:
     """Judges a run, keeps what its pipeline needs, and notifies; returns the exit code.
@@ -198,7 +197,7 @@ def champion_quality(aws: Aws, group: str) -> dict[str, float] | None:
     return quality
 
 
-def pass_gate(evaluation_file: Path, *, champions: str, as_json: bool) -> None:
+def pass_gate(evaluation_file: Path, *, champions: str) -> None:
     """Raises GateError unless an evaluation passed; makes it the champion of a folder.
 
     In a registry people choose the champion. Of two runs the last one counts.
@@ -206,16 +205,14 @@ def pass_gate(evaluation_file: Path, *, champions: str, as_json: bool) -> None:
     record = read_json(evaluation_file, Evaluation)
     if not record.passed:
         raise GateError(record.reason or "the evaluation did not pass", where="the gate")
-    champion = ""
-    words = outcome_of_gates(record.gates).words
+    print(outcome_of_gates(record.gates).words)
     if champions and not champions.startswith(_REGISTRY):
-        champion = str(Path(champions) / _CHAMPION)
+        champion = Path(champions) / _CHAMPION
         write_json(champion, record)
-        words += f"\nit is the champion now: {champion}"
-    print_result({"passed": True, "champion": champion}, words, as_json=as_json)
+        print(f"it is the champion now: {champion}")
 
 
-def finish_run(workload: Workload, *, run_id: str, outcome: str, as_json: bool) -> None:
+def finish_run(workload: Workload, *, run_id: str, outcome: str) -> None:
     """Deletes the jobs that are left of a run, and reports how it ended.
 
     `outcome` is JSON as of Kubeflow's PipelineTaskFinalStatus.
@@ -233,8 +230,4 @@ def finish_run(workload: Workload, *, run_id: str, outcome: str, as_json: bool) 
         ending.is_stopped = state not in (*_FAILED, *_SUCCEEDED)
         ended = platform.clean_up(run, workload, run_id=run_id)
     words = f"{state}: {why}" if why else state
-    print_result(
-        {"run": run, "state": state, "reason": why, "ended": ended},
-        f"run {run}: {words}\n{ended or 'no job of the run was left'}",
-        as_json=as_json,
-    )
+    print(f"run {run}: {words}\n{ended or 'no job of the run was left'}")

@@ -7,7 +7,6 @@ error of MLflow, or no answer within TIMEOUT_SECONDS, is one line of output and 
 
 import os
 import re
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +24,6 @@ from stoker.run.outputs import figures_of, metrics_of
 from stoker.terminal import say
 
 if TYPE_CHECKING:
-    from mlflow import MlflowClient
     from mlflow.entities import Run
 
 TIMEOUT_SECONDS = 30.0
@@ -50,7 +48,7 @@ def start_run(job: JobSpec, *, platform: str) -> JobSpec:
     # In its managed MLflow the platform makes the run itself.
     if not tracking.mlflow or (tracking.is_managed and info.has_mlflow):
         return job
-    run_id, _ = _asked(tracking, lambda client: _run_of(client, tracking, job.run_name))
+    run_id, _ = _asked(tracking, lambda: _run_of(tracking, job.run_name))
     # A script would wait for a server that it cannot reach.
     if not run_id or (tracking.is_local and not info.is_this_machine):
         return job
@@ -80,33 +78,49 @@ def log_run(
     if not tracking.mlflow:
         return ""
 
-    def write(client: "MlflowClient") -> "Run":
+    def write() -> "Run":
+        import mlflow
+
         known = training.mlflow_run_id if training else None
-        found = client.get_run(known) if known else _run_of(client, tracking, run)
+        found = mlflow.get_run(known) if known else _run_of(tracking, run)
+        # An earlier attempt's end stays.
+        status = found.info.status if found.info.status != "RUNNING" else "FAILED"
+        mlflow.start_run(found.info.run_id)
         if training:
-            _write(client, found, training, evaluation)
+            status = _STATUS[training.status]
+            there = found.data.params
+            parameters = _named(_parameters_of(training))
+            mlflow.log_params({key: parameters[key] for key in parameters.keys() - there.keys()})
+            known_metrics = found.data.metrics
+            metrics = {
+                name: value
+                for name, value in _metrics(training, evaluation).items()
+                # The same value again would be a second point of its curve.
+                if str(known_metrics.get(name)) != str(value)
+            }
+            mlflow.log_metrics(metrics, step=training.num_steps or 0)
+            mlflow.set_tags(_named(_tags_of(training, evaluation)))
             for file in files:
                 if file.is_file():
-                    client.log_artifact(found.info.run_id, str(file))
-        # An earlier attempt's end stays. Last: programs that wait for it then find everything.
-        if training or found.info.status == "RUNNING":
-            status = training.status if training else "failed"
-            client.set_terminated(found.info.run_id, _STATUS[status])
+                    mlflow.log_artifact(str(file))
+        # Last: programs that wait for the end then find everything.
+        mlflow.end_run(status)
         return found
 
     return _asked(tracking, write)[1]
 
 
-def _asked(tracking: TrackingSettings, work: Callable[["MlflowClient"], "Run"]) -> tuple[str, str]:
+def _asked(tracking: TrackingSettings, work: Callable[[], "Run"]) -> tuple[str, str]:
     """Returns id and page of a run that MLflow has written; empty, with a line, if it has not."""
     for name, value in _VARIABLES.items():
         os.environ.setdefault(name, value)
     address = _address(tracking)
 
     def asked() -> "Run":
-        from mlflow import MlflowClient
+        import mlflow
 
-        return work(MlflowClient(tracking_uri=address))
+        mlflow.set_tracking_uri(address)
+        return work()
 
     try:
         info = within(TIMEOUT_SECONDS, asked).info
@@ -135,32 +149,38 @@ def _address(tracking: TrackingSettings) -> str:
     return address
 
 
-def _run_of(client: "MlflowClient", tracking: TrackingSettings, run: str) -> "Run":
+def _run_of(tracking: TrackingSettings, run: str) -> "Run":
     """Returns the run of that name, or a new one."""
-    name = tracking.experiment or run
-    experiment = client.get_experiment_by_name(name)
-    number = experiment.experiment_id if experiment else client.create_experiment(name)
+    import mlflow
+
+    experiment = mlflow.set_experiment(tracking.experiment or run)
     # SageMaker makes runs of its managed MLflow, without the tag.
     mark = "attributes.run_name" if tracking.is_managed else f"tags.`{_RUN_TAG}`"
-    runs = client.search_runs([number], f"{mark} = '{run}'", max_results=1)
-    return next(iter(runs), None) or client.create_run(number, tags={_RUN_TAG: run}, run_name=run)
+    client = mlflow.MlflowClient()
+    number = experiment.experiment_id
+    for found in client.search_runs([number], f"{mark} = '{run}'", max_results=1):
+        return found
+    return client.create_run(number, tags={_RUN_TAG: run}, run_name=run)
 
 
-def _write(
-    client: "MlflowClient", run: "Run", training: Training, evaluation: Evaluation | None
-) -> None:
-    from mlflow.entities import Metric, Param, RunTag
-
-    from stoker import __version__
-
+def _parameters_of(training: Training) -> dict[str, str]:
     parameters = {name: shown(value) for name, value in values_of(training.hyperparameters).items()}
     parameters["hosts"] = groups_in_words(training.groups)
-    parameters |= {"strategy": training.strategy, "engine": training.engine}
-    # The script's metrics, and stoker's own as `stoker_NAME`.
+    return {**parameters, "strategy": training.strategy, "engine": training.engine}
+
+
+def _metrics(training: Training, evaluation: Evaluation | None) -> dict[str, float]:
+    """Returns the script's metrics, and stoker's own as `stoker_NAME`."""
     metrics: dict[str, float] = {}
     for record in filter(None, (training, evaluation)):
         metrics |= metrics_of(record)
-        metrics |= {f"stoker_{name}": float(value) for name, value in figures_of(record).items()}
+        metrics |= {f"stoker_{name}": value for name, value in figures_of(record).items()}
+    return {name: float(value) for name, value in _named(metrics).items()}
+
+
+def _tags_of(training: Training, evaluation: Evaluation | None) -> dict[str, str]:
+    from stoker import __version__
+
     outcome = outcome_of(training, evaluation.gates if evaluation else ())
     tags = {
         "version": __version__,
@@ -172,27 +192,14 @@ def _write(
         "failure": outcome.reason,
         **training.lineage,
     }
-    # Empty values replace an earlier attempt's.
-    tags = {f"stoker_{name}": value or "" for name, value in tags.items()}
-    # MLflow's own name, which its pages show.
-    tags["mlflow.source.git.commit"] = training.lineage.get("git", "")
-    now = int(time.time() * 1000)
-    there = run.data
-    client.log_batch(
-        run.info.run_id,
-        # What MLflow takes of parameters in one request.
-        params=[Param(*pair) for pair in _named(parameters) if pair[0] not in there.params][:100],
-        metrics=[
-            Metric(name, float(value), now, training.num_steps or 0)
-            for name, value in _named(metrics)
-            # The same value again would be a second point of its curve.
-            if str(there.metrics.get(name)) != value
-        ],
-        tags=[RunTag(*pair) for pair in _named(tags)],
-    )
+    # Empty values replace an earlier attempt's; the commit has MLflow's own name, too.
+    named = {f"stoker_{name}": value or "" for name, value in tags.items()}
+    return {**named, "mlflow.source.git.commit": training.lineage.get("git", "")}
 
 
-def _named(values: Mapping[str, object]) -> list[tuple[str, str]]:
+def _named(values: Mapping[str, object]) -> dict[str, str]:
     """Returns values as texts by names of characters that MLflow allows."""
-    allowed = r"[^A-Za-z0-9_\-. /]"
-    return [(re.sub(allowed, "_", name)[:250], str(value)[:6000]) for name, value in values.items()]
+    return {
+        re.sub(r"[^A-Za-z0-9_\-. /]", "_", name): str(value)[:6000]
+        for name, value in values.items()
+    }

@@ -60,9 +60,9 @@ class KubeflowStep:
     def workload(self) -> str:
         return self.inputs.get("workload", "")
 
-    def run_name(self, workload: Workload, run_id: str | None) -> str | None:
+    def run_name(self, workload: Workload) -> str | None:
         """Returns the name by which a retry of the step finds the first attempt's job."""
-        run_id = run_id or self.inputs.get("run_id")
+        run_id = self.inputs.get("run_id")
         return workload.run_name(run_id, branch=self.inputs.get("branch", "")) if run_id else None
 
     @property
@@ -142,8 +142,8 @@ def deliver(
     *,
     outputs: Outputs,
     explain: Callable[[RecordT], str],
-    as_json: bool,
-    parameters: Mapping[str, str],
+    as_json: bool = False,
+    parameters: Mapping[str, str] = MappingProxyType({}),
     model: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
     """Writes and prints a component's record; raises UsageError if a file cannot be written.

@@ -3,6 +3,7 @@
 import select
 import sys
 import time
+from collections.abc import Mapping
 
 from rich.console import Console
 from rich.live import Live
@@ -31,7 +32,7 @@ _LOSSES = (EventName.HOST_LOST, EventName.HOST_LEFT)
 # Of the events with a text, which are for people, those that need no action.
 _NOTES = (EventName.BATCHES_SEEDED, EventName.GPU_LOAD_UNREAD)
 # Phases of a profile: title, words, and the figure that they show.
-_PHASES = {
+_PHASES: Mapping[str, tuple[str, str, str]] = {
     EventName.PROFILE_STARTED: ("begins", "the script asks for its first batch", ""),
     EventName.PROFILE_AS_IS: (
         "as is",
@@ -122,7 +123,7 @@ class Follow:
             host = values.get("about", "")
             self._once(host, f"data host {host} was lost: {values.get('reason', '')}")
         elif event.event in _PHASES and values.get("rank", "0") == "0":
-            title, words, figure = _PHASES[EventName(event.event)]
+            title, words, figure = _PHASES[event.event]
             seconds, share = (float(values.get(name) or 0) for name in (figure, "wait_share"))
             self._once(title, step_line(title, words.format(ms(seconds), percentage(share)), None))
         elif text := values.get("text"):

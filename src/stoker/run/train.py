@@ -137,9 +137,9 @@ def train_run(
     *,
     decision: Decision | None,
     name: str | None,
-    prices: Path | None,
+    prices: Path | None = None,
     outputs: Outputs,
-    as_json: bool,
+    as_json: bool = False,
     assume_yes: bool,
     is_step: bool = False,
     always: bool = False,
@@ -349,25 +349,21 @@ def train(
     if len(plans) > 1:
         # A job that an earlier attempt got hosts for.
         plans = plans[platform.resumed([platform.plan(plan) for plan in plans]) :]
-    until: float | None = None
+    until = clock() + 60 * job.platform_settings.on_no_capacity.wait_minutes
     while True:
         plan = _with_budget(plans[0], catalog=catalog, decision=decision)
         words = f"no hosts for {groups_in_words(plan.groups)}"
         try:
             return _trained(plan, platform=platform, made=made, on_line=on_line, may_stop=may_stop)
         except NoCapacityError as err:
-            now = clock()
-            until = until or now + 60 * job.platform_settings.on_no_capacity.wait_minutes
-            pause = min(until - now, RETRY_SECONDS)
+            pause = min(until - clock(), RETRY_SECONDS)
             if pause > 0 and err.may_pass:
-                left = (until - now) / 60
-                tell(f"{words}: retry in {pause / 60:.0f} min, for {left:.0f} min more: {err.what}")
+                tell(f"{words}: retry in {pause / 60:.0f} min: {err.what}")
                 sleep(pause)
                 continue
             if err.still_there:
                 # It may get hosts later, and would run in parallel with the next plan's job.
                 raise err.still_there from err
-            until = None
             short = {bare_type(name) for name in err.types}
             plans = [other for other in plans[1:] if not short & _types(other.groups)]
             if not plans:
@@ -375,8 +371,8 @@ def train(
                 record = made(plan, end, plan.name, f"{words}, and no other plan is left")
                 write_json(job.run_dir / RECORD, record)
                 raise
-            following_words = groups_in_words(plans[0].groups)
-            tell(f"{words}: taking the next plan, {following_words}: {err.what}")
+            tell(f"{words}: taking the next plan, {groups_in_words(plans[0].groups)}: {err.what}")
+            until = clock() + 60 * job.platform_settings.on_no_capacity.wait_minutes
 
 
 def _types(groups: Sequence[Group]) -> set[str]:
@@ -411,16 +407,15 @@ def _with_budget(job: JobSpec, *, catalog: Catalog, decision: Decision | None) -
     single = [structs.replace(group, count=1) for group in job.groups]
     prices = {group.name: catalog.usd_per_hour([group]) for group in single}
     known = {name: price for name, price in prices.items() if price is not None}
-    budget = None
-    if known and catalog.purchase != NOMINAL:
-        promise = predicted_of(job.groups, decision)
-        budget = Budget(
-            usd_per_hour=known,
-            max_usd=job.settings.budget.max_usd if job.settings.budget else None,
-            predicted_usd=promise.run_usd if promise else None,
-            estimated=tuple(group.name for group in single if catalog.estimates([group])),
-        )
-    return replace(job, settings=replace(job.settings, budget=budget))
+    promise = predicted_of(job.groups, decision)
+    budget = Budget(
+        usd_per_hour=known,
+        max_usd=job.settings.budget.max_usd if job.settings.budget else None,
+        predicted_usd=promise.run_usd if promise else None,
+        estimated=tuple(group.name for group in single if catalog.estimates([group])),
+    )
+    is_billed = known and catalog.purchase != NOMINAL
+    return replace(job, settings=replace(job.settings, budget=budget if is_billed else None))
 
 
 def _trained(
@@ -493,29 +488,27 @@ def record_of_job(
         lost = f"the outputs could not be read: {end.unfetched}"
     if not leader:
         seen.append(Event(when=now_utc(), what=lost))
-    timeline_file = None
     if end.output_dir:
         try:
-            timeline_file, leader = _kept_files(end.output_dir / "stoker", job, leader)
+            leader = _with_files(leader, end.output_dir / "stoker", job.run_dir)
         # On a full disk the report lacks a picture.
         except (OSError, ValueError) as err:
             seen.append(Event(when=now_utc(), what=f"a file was not kept: {err}"))
     settings = job.settings
-    _, _, digest = (job.image or "").partition("@")
     lineage = {f"input_{name}": channel.uri for name, channel in job.channels.items()}
-    lineage |= {"image": job.image or "", "image_digest": digest}
+    image = job.image or ""
+    lineage |= {"image": image, "image_digest": image.partition("@")[2]}
     if decision:
         lineage["profile_sha256"] = decision.profile_sha256 or ""
         lineage["decision_sha256"] = sha256_of(decision)
     lineage |= {**job.lineage, **end.lineage}
+    engine = settings.engine.name
     outside = Training(
         job=ran,
-        workload_keys=workload_keys(
-            command=job.command, strategy=settings.strategy, engine=settings.engine.name
-        ),
+        workload_keys=workload_keys(command=job.command, strategy=settings.strategy, engine=engine),
         groups=job.groups,
         strategy=settings.strategy,
-        engine=settings.engine.name,
+        engine=engine,
         hyperparameters=record_of(job.hyperparameters),
         status=end.status,
         exit_code=end.exit_code,
@@ -527,32 +520,29 @@ def record_of_job(
         mlflow_run_id=end.mlflow_run_id or job.environment.get(MLFLOW_RUN),
         unfetched=end.unfetched,
     )
+    has_timeline = (job.run_dir / _TIMELINE).is_file()
     return completed(
         outside,
         leader,
         budget=settings.budget or Budget(),
         host_seconds=end.host_seconds,
-        timeline_file=timeline_file,
+        timeline_file=_TIMELINE if has_timeline else None,
     )
 
 
-def _kept_files(
-    folder: Path, job: JobSpec, leader: Training | None
-) -> tuple[str | None, Training | None]:
+def _with_files(leader: Training | None, folder: Path, run_dir: Path) -> Training | None:
     """Copies the leader's files to the run's folder, and lists all hosts' bad samples there.
 
-    Returns the timeline's name, and the leader's record with the number of bad samples.
+    Returns the leader's record with the number of bad samples.
     """
     timeline = (leader and leader.measured and leader.measured.timeline_file) or ""
     for original, name in ((timeline, _TIMELINE), (_METRICS, _METRICS)):
         # An earlier try may have left one.
-        (job.run_dir / name).unlink(missing_ok=True)
+        (run_dir / name).unlink(missing_ok=True)
         if original and (folder / original).is_file():
-            shutil.copyfile(folder / original, job.run_dir / name)
+            shutil.copyfile(folder / original, run_dir / name)
     # In SageMaker's archive they are below the leader's, on this machine apart.
-    others = job.run_dir.glob("hosts/*/output/data/stoker")
-    num_listed = join_lists_of_hosts({folder, *others}, job.run_dir / BAD_SAMPLES_FILE)
+    others = run_dir.glob("hosts/*/output/data/stoker")
+    num_listed = join_lists_of_hosts({folder, *others}, run_dir / BAD_SAMPLES_FILE)
     # Without data hosts the other hosts do not tell the leader theirs.
-    if leader and num_listed > leader.bad_samples:
-        leader = structs.replace(leader, bad_samples=num_listed)
-    return (_TIMELINE if (job.run_dir / _TIMELINE).is_file() else None), leader
+    return leader and structs.replace(leader, bad_samples=max(num_listed, leader.bad_samples))

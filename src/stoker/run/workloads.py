@@ -117,10 +117,10 @@ def workload_text(command: Sequence[str]) -> tuple[str, str]:
 
 
 def parted_command(words: Sequence[str]) -> tuple[list[str], dict[str, Json]]:
-    """Returns the command without its options that have one value, and these as hyperparameters.
+    """Returns the command without its options, and these as hyperparameters.
 
-    A command with anything else behind the script than `--name value`, `--name=value` and `--name`
-    stays as it is.
+    A command with anything else behind the script than `--name value` or `--name=value`, each name
+    once, stays as it is.
     """
     scripts = [
         index
@@ -128,27 +128,17 @@ def parted_command(words: Sequence[str]) -> tuple[list[str], dict[str, Json]]:
         if word.endswith((".py", ".sh")) or words[index - 1] == "-m"
     ]
     begin = scripts[0] + 1 if scripts else len(words)
-    kept = [*words[:begin]]
-    found: dict[str, Json] = {}
-    rest = [*words[begin:]]
-    while rest:
-        name, equals, value = rest.pop(0).partition("=")
-        if not name.startswith("--") or name[2:] in found:
-            return [*words], {}
-        if rest and not equals and not rest[0].startswith("--"):
-            equals, value = "=", rest.pop(0)
-        if equals:
-            found[name[2:]] = _typed(value)
-        else:
-            kept.append(name)
-    return kept, found
+    rest = [part for word in words[begin:] for part in word.split("=", 1)]
+    names, values = rest[::2], rest[1::2]
+    found = {name[2:]: _typed(value) for name, value in zip(names, values, strict=False)}
+    are_options = [part.startswith("--") for part in rest] == [True, False] * len(found)
+    return ([*words[:begin]], found) if are_options else ([*words], {})
 
 
 def _typed(word: str) -> Json:
     """Returns a value that the script gets as the same number or text."""
-    for kind in (int, float):
-        with suppress(ValueError):
-            number = kind(word)
-            if str(number) == word or re.fullmatch(r"\d+(\.\d+)?e-?\d+", word):
-                return number
+    with suppress(ValueError):
+        number: Json = json.loads(word)
+        if isinstance(number, int | float) and str(number) == word:
+            return number
     return word
