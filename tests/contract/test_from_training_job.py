@@ -217,7 +217,6 @@ def test_init_asks_the_service_and_writes_the_workload(tmp_path):
 
 NAME = "photos-2026-11-20"
 put = partial(cloudwatch.put_points, job=NAME)
-SIZES = {"ml.g5.2xlarge": (8, 1), "ml.c5.4xlarge": (16, 0), "ml.g4dn.xlarge": (4, 1)}
 MINUTES = 30
 TWO_HOSTS = {"InstanceType": "ml.g5.2xlarge", "InstanceCount": 2}
 
@@ -265,10 +264,10 @@ def test_a_job_of_one_group_is_read_host_by_host_without_its_log(aws, answers, b
     answers.watch("logs", "FilterLogEvents")
     put(aws, "algo-1", begin, CPUUtilization=(800.0, 760.0), GPUUtilization=(40.0, 50.0))
     put(aws, "algo-2", begin, CPUUtilization=(720.0, 720.0), GPUUtilization=(35.0, 35.0))
-    found = observed_load(aws, NAME, sizes=SIZES)
-    assert found.cpu == pytest.approx((0.975 + 0.9) / 2)
-    assert found.gpu == pytest.approx((0.45 + 0.35) / 2)
-    assert (found.instance_type, found.hosts) == ("ml.g5.2xlarge", 2)
+    hosts, found = observed_load(aws, NAME)
+    assert found.cpu_utilization == pytest.approx((0.975 + 0.9) / 2)
+    assert found.gpu_utilization == pytest.approx((0.45 + 0.35) / 2)
+    assert hosts == "2 x ml.g5.2xlarge"
     assert answers.count("FilterLogEvents") == 0
 
 
@@ -294,5 +293,5 @@ def finished(aws, begin, monkeypatch):
 def test_the_verb_prints_means_and_one_sentence(capsys):
     observe(NAME, as_json=False)
     words = capsys.readouterr().out
-    assert "CPU  98%   GPU  41%" in words
+    assert "2 x ml.g5.2xlarge   CPU 98%   GPU 41%" in words
     assert "probably CPU-bound" in words

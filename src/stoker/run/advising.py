@@ -1,8 +1,7 @@
 """The profile of a run (given to it, kept, or measured now), and the decision that it leads to."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
 from datetime import UTC, date, datetime, timedelta
 from itertools import product
 from pathlib import Path
@@ -38,12 +37,12 @@ from stoker.run.outputs import Outputs, deliver
 from stoker.run.progress import Follow
 from stoker.run.workloads import is_file_of_workload, read_with_params
 from stoker.terminal import print_result, relative, say
-from stoker.units import capital, known_mean
+from stoker.units import capital, known_mean, percent
 from stoker.workload_file import workload_from
 
 # CloudWatch keeps points of five minutes for 63 days.
 LOAD_PERIOD_SECONDS = 300
-LOAD_METRICS = ("CPUUtilization", "GPUUtilization", "MemoryUtilization")
+LOAD_METRICS = ("CPUUtilization", "GPUUtilization")
 
 
 def measure(
@@ -142,24 +141,8 @@ def with_age(decision: Decision, profile: Profile, workload: Workload) -> Decisi
     return structs.replace(decision, measured="; ".join(age), warnings=warnings)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobLoad:
-    """Mean load of a job's hosts, as fractions of their vCPUs, GPUs and memory; None: unknown."""
-
-    instance_type: str
-    hosts: int
-    cpu: float | None
-    gpu: float | None
-    memory: float | None
-
-
-def observed_load(aws: Aws, name: str, *, sizes: Mapping[str, tuple[int, int]]) -> JobLoad:
-    """Returns the load of a SageMaker job of one group, by CloudWatch, whoever started it.
-
-    Args:
-        aws: The account.
-        name: Name of the job.
-        sizes: Instance type to vCPUs and GPUs.
+def observed_load(aws: Aws, name: str) -> tuple[str, Observed]:
+    """Returns the hosts of a SageMaker job of one group and their mean load, by CloudWatch.
 
     Raises:
         PlatformError: If there is no such job, it has not trained, it has several groups, or there
@@ -168,65 +151,55 @@ def observed_load(aws: Aws, name: str, *, sizes: Mapping[str, tuple[int, int]]) 
     job = find_job(aws, name)
     hosts = mapping(job, "ResourceConfig")
     begin = text(job, "TrainingStartTime")
-    refused = PlatformError(
-        f"{name} has not trained on one group of hosts, or CloudWatch has no points of it",
-        where=f"sagemaker:DescribeTrainingJob, region {aws.region}",
-        fix="name a job of one group that trained for some minutes, or: stoker profile",
-    )
-    if not begin or hosts.get("InstanceGroups"):
-        raise refused
-    count = int(text(hosts, "InstanceCount"))
+    kind = load_catalog("sagemaker").find(text(hosts, "InstanceType"))
+    count = int(text(hosts, "InstanceCount") or 0)
+    points: dict[str, list[float]] = {metric: [] for metric in LOAD_METRICS}
     queries = []
     for number, metric in product(range(count), LOAD_METRICS):
-        dimension = {"Name": "Host", "Value": f"{name}/algo-{number + 1}"}
         measured = {
             "Metric": {
                 "Namespace": "/aws/sagemaker/TrainingJobs",
                 "MetricName": metric,
-                "Dimensions": [dimension],
+                "Dimensions": [{"Name": "Host", "Value": f"{name}/algo-{number + 1}"}],
             },
             "Period": LOAD_PERIOD_SECONDS,
             "Stat": "Average",
         }
         query = {"Id": f"{metric.lower()}_{number}", "Label": metric, "MetricStat": measured}
         queries.append(query)
-    end = datetime.fromisoformat(text(job, "TrainingEndTime") or datetime.now(UTC).isoformat())
-    points: dict[str, list[float]] = {metric: [] for metric in LOAD_METRICS}
-    for result in aws.pages(
-        "cloudwatch",
-        "GetMetricData",
-        items="MetricDataResults",
-        MetricDataQueries=queries,
-        StartTime=begin,
-        # A training run may be shorter than one point.
-        EndTime=end + timedelta(seconds=LOAD_PERIOD_SECONDS),
-    ):
-        points[text(result, "Label")] += cast(list[float], result["Values"])
-    kind = text(hosts, "InstanceType")
-    # CloudWatch gives percent of one vCPU, or of one GPU.
-    sums = (*sizes.get(kind, (0, 0)), 1)
-    means = []
-    for metric, most in zip(LOAD_METRICS, sums, strict=True):
-        mean = known_mean(points[metric])
-        # A sample may be a little above the maximum.
-        means.append(min(1.0, mean / 100 / most) if mean is not None and most else None)
-    cpu, gpu, memory = means
-    if cpu is None and gpu is None:
-        raise refused
-    return JobLoad(instance_type=kind, hosts=count, cpu=cpu, gpu=gpu, memory=memory)
+    if begin and queries:
+        end = datetime.fromisoformat(text(job, "TrainingEndTime") or datetime.now(UTC).isoformat())
+        for result in aws.pages(
+            "cloudwatch",
+            "GetMetricData",
+            items="MetricDataResults",
+            MetricDataQueries=queries,
+            StartTime=begin,
+            # A training run may be shorter than one point.
+            EndTime=end + timedelta(seconds=LOAD_PERIOD_SECONDS),
+        ):
+            points[text(result, "Label")] += cast(list[float], result["Values"])
+    cpu, gpu = (known_mean(points[metric]) for metric in LOAD_METRICS)
+    if not kind or (cpu is None and gpu is None):
+        raise PlatformError(
+            f"{name} has not trained on one group of hosts, or CloudWatch has no points of it",
+            where=f"sagemaker:DescribeTrainingJob, region {aws.region}",
+            fix="name a job of one group that trained for some minutes, or: stoker profile",
+        )
+    # CloudWatch gives percent of one vCPU, or of one GPU; a sample may be above the maximum.
+    load = Observed(
+        cpu_utilization=None if cpu is None else min(1.0, cpu / 100 / kind.vcpus),
+        gpu_utilization=None if gpu is None else min(1.0, gpu / 100 / max(1, kind.accelerators)),
+    )
+    return f"{count} x {kind.type}", load
 
 
 def observe(name: str, *, as_json: bool) -> None:
     """Prints the load of a training job's hosts, as CloudWatch has it; runs nothing."""
-    types = load_catalog("sagemaker").instances
-    sizes = {each.type: (each.vcpus, each.accelerators) for each in types}
-    load = observed_load(Aws(), name, sizes=sizes)
-    seen = Observed(cpu_utilization=load.cpu, gpu_utilization=load.gpu)
-    parts = [f"{load.hosts} x {load.instance_type} "]
-    for part, value in (("CPU", load.cpu), ("GPU", load.gpu), ("memory", load.memory)):
-        parts.append(f"{part} " + ("  n/a" if value is None else f"{value * 100:3.0f}%"))
-    words = f"{capital(SUSPECTS[seen.suspect])}. What steps wait for: stoker profile."
-    print_result(asdict(load), f"{'   '.join(parts)}\n{words}", as_json=as_json)
+    hosts, load = observed_load(Aws(), name)
+    words = f"{hosts}   CPU {percent(load.cpu_utilization)}   GPU {percent(load.gpu_utilization)}"
+    words += f"\n{capital(SUSPECTS[load.suspect])}. What steps wait for: stoker profile."
+    print_result({"hosts": hosts, **structs.asdict(load)}, words, as_json=as_json)
 
 
 def typed_profile(workload: Workload | None, instance_type: str | None, step: StepTerms) -> Profile:
