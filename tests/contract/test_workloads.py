@@ -112,22 +112,26 @@ def test_a_command_becomes_a_workload(tmp_path):
     ("line", "kept", "values"),
     [
         ("python train.py --lr 0.1 --epochs=3", "python train.py", {"lr": 0.1, "epochs": 3}),
-        ("python -m pkg.train --by -3", "python -m pkg.train", {"by": -3}),
-        ("python train.py fit --by 3", "python train.py fit --by 3", {}),
-        ("python train.py --sizes 1 2 --k 3", "python train.py --sizes 1 2 --k 3", {}),
-        ("python train.py --amp --on true", "python train.py --amp --on true", {}),
-        ("python train.py --x 1 --x 2", "python train.py --x 1 --x 2", {}),
+        ("python -m pkg.train fit --by -3", "python -m pkg.train fit", {"by": -3}),
+        ("python train.py --sizes 1 2 --kk 3", "python train.py --sizes 1 2", {"kk": 3}),
+        ("python train.py -n 3 --on true", "python train.py -n 3", {"on": "true"}),
+        ("python train.py --lr 1 --amp", "python train.py --lr 1 --amp", {}),
+        ("python train.py --aa=1 2", "python train.py --aa=1 2", {}),
+        ("python train.py --xx 1 --xx 2", "python train.py --xx 1", {"xx": 2}),
+        ("python train.py --x 1", "python train.py --x 1", {}),
         ("python train.py --version 1.10", "python train.py", {"version": "1.10"}),
         ("accelerate launch --mixed bf16 t.py", "accelerate launch --mixed bf16 t.py", {}),
-        ("/opt/train --lr 0.1", "/opt/train --lr 0.1", {}),
+        ("/opt/train --lr 0.1", "/opt/train", {"lr": 0.1}),
     ],
 )
 def test_options_with_one_value_are_hyperparameters(line, kept, values):
     command, found = parted_command(shlex.split(line))
     assert " ".join(command) == kept
     assert found == values
-    typed = {word.partition("=")[0] for word in line.split() if word.startswith("--")}
-    assert typed == {word for word in [*command, *arguments(found)] if word.startswith("--")}
+    typed = [part for word in line.split() for part in word.split("=")]
+    assert sorted(typed) == sorted(
+        part for word in [*command, *arguments(found)] for part in word.split("=")
+    )
 
 
 @pytest.mark.parametrize(

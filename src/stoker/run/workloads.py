@@ -117,22 +117,22 @@ def workload_text(command: Sequence[str]) -> tuple[str, str]:
 
 
 def parted_command(words: Sequence[str]) -> tuple[list[str], dict[str, Json]]:
-    """Returns the command without its options, and these as hyperparameters.
+    """Returns the command without its last options, and these as hyperparameters.
 
-    A command with anything else behind the script than `--name value` or `--name=value`, each name
-    once, stays as it is.
+    What stands before the last `--name value` or `--name=value`, or is no such option, stays in the
+    command; of an option that is given twice the last one is a hyperparameter.
     """
-    scripts = [
-        index
-        for index, word in enumerate(words)
-        if word.endswith((".py", ".sh")) or words[index - 1] == "-m"
-    ]
-    begin = scripts[0] + 1 if scripts else len(words)
-    rest = [part for word in words[begin:] for part in word.split("=", 1)]
-    names, values = rest[::2], rest[1::2]
-    found = {name[2:]: _typed(value) for name, value in zip(names, values, strict=False)}
-    are_options = [part.startswith("--") for part in rest] == [True, False] * len(found)
-    return ([*words[:begin]], found) if are_options else ([*words], {})
+    kept = [*words]
+    found: dict[str, Json] = {}
+    while len(kept) > 2:
+        number = 1 if kept[-1].startswith("--") else 2
+        option = kept[-2:] if number == 2 else kept[-1].split("=", 1)
+        name = option[0][2:]
+        if len(option) < 2 or not re.fullmatch("--[^=]{2,}", option[0]) or name in found:
+            break
+        found = {name: _typed(option[1]), **found}
+        del kept[-number:]
+    return kept, found
 
 
 def _typed(word: str) -> Json:
