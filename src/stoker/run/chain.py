@@ -32,7 +32,7 @@ from stoker.records import (
 )
 from stoker.records.base import RecordT
 from stoker.records.outcome import outcome_of, training_exit_code
-from stoker.run.advising import age_of, measure, with_age
+from stoker.run.advising import measure, with_age
 from stoker.run.cost import confirm, todays_cluster
 from stoker.run.folders import FILES, latest_run_dir, run_dir_of
 from stoker.run.judging import champion_metrics
@@ -132,9 +132,6 @@ def run_chain(
                 processes_per_host=today.dnn.processes_per_host,
                 subject=subject,
             )
-            if first:
-                for text in age_of(profile, workload):
-                    say(step_line("  age", text, None))
             decision = step(
                 "decide",
                 Decision,

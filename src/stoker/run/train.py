@@ -220,46 +220,34 @@ def concluding(
 ) -> Iterator[RunEnding]:
     """At the end of the block, writes the run's report and MLflow, and notifies the webhook."""
     with telling(workload, run=folder.name, step=step, is_told=is_told) as ending:
+        failure = ""
+        has_failed = False
         try:
             yield ending
         except (StokerError, KeyboardInterrupt, TerminatedError) as err:
             # An interrupt's words, if any, are on a job that keeps running.
             if isinstance(err, KeyboardInterrupt) and str(err):
                 say(str(err))
-            # A job that keeps running has no end yet, and one that was declined is none.
-            has_ended = isinstance(err, StokerError) and not isinstance(err, DeclinedError)
             failure = str(err) or f"stopped in {ending.step}"
-            _conclude(folder, workload, ending, failure=failure, has_ended=has_ended)
+            # A job that keeps running has no end yet, and one that was declined is none.
+            has_failed = isinstance(err, StokerError) and not isinstance(err, DeclinedError)
             raise
-        _conclude(folder, workload, ending)
-
-
-def _conclude(
-    folder: Path,
-    workload: Workload,
-    ending: RunEnding,
-    *,
-    failure: str = "",
-    has_ended: bool = False,
-) -> None:
-    """Writes the report, and what there is to MLflow, with links to them for the webhook."""
-    try:
-        file = report_of_run(folder, workload=workload, command=typed(), failure=failure)
-        ending.links["report"] = file.resolve().as_uri()
-    except StokerError as trouble:
-        ending.links["report"] = f"not written: {trouble.what}"
-    ending.links["logs"] = str(folder / "logs")
-    training = found_in(folder / RECORD, Training)
-    if training:
-        ending.links["job"] = training.job.url or ""
-    if training or has_ended:
-        ending.links["mlflow"] = log_run(
-            tracking_of(workload),
-            run=folder.name,
-            training=training,
-            evaluation=found_in(folder / "evaluation.json", Evaluation),
-            files=[folder / name for name in (*FILES, "report.html")],
-        )
+        finally:
+            ending.links |= {"report": "not written", "logs": str(folder / "logs")}
+            with suppress(StokerError):
+                file = report_of_run(folder, workload=workload, command=typed(), failure=failure)
+                ending.links["report"] = file.resolve().as_uri()
+            training = found_in(folder / RECORD, Training)
+            if training:
+                ending.links["job"] = training.job.url or ""
+            if training or has_failed:
+                ending.links["mlflow"] = log_run(
+                    tracking_of(workload),
+                    run=folder.name,
+                    training=training,
+                    evaluation=found_in(folder / "evaluation.json", Evaluation),
+                    files=[folder / name for name in (*FILES, "report.html")],
+                )
 
 
 def follow(
