@@ -43,7 +43,7 @@ def run(arguments: Sequence[str]) -> int:
     from stoker.cli.parser import app
 
     try:
-        # As the object of the context: verbs print the command line that continues a run.
+        # As the object of the context: `init` asks for what stands after `--`.
         code: object = app(
             args=[*arguments] or ["--help"],
             prog_name="stoker",

@@ -24,7 +24,7 @@ _POLL_SECONDS = 0.25
 def watch_run(run: str, *, as_json: bool) -> None:
     """Shows the hosts, rates and waits of a run until it ends."""
     console = Console(markup=False, highlight=False)
-    row = None
+    row = Interval(start_seconds=0.0, seconds=0.0)
     event = None
     with ExitStack() as stack:
         live = None
@@ -35,9 +35,8 @@ def watch_run(run: str, *, as_json: bool) -> None:
             found = interval_in(event)
             if found:
                 # An interval in which no step ended has none.
-                steps = found.steps or (row and row.steps)
-                row = msgspec.structs.replace(found, steps=steps)
-            if not row or not (found or is_end):
+                row = msgspec.structs.replace(found, steps=found.steps or row.steps)
+            elif not is_end:
                 continue
             status = event.values.get("status", "ended") if is_end else "running"
             head = shown(f"{event.run}: {status}")
