@@ -152,14 +152,7 @@ class EpochIterator(_BaseDataLoaderIter):
             pins=self._pin_memory,
             began=began,
         )
-        source, placed = self._source, (place.is_fed, place.num_processes)
-        if is_again and source is not None and placed == self._placed:
-            source.begin(epoch)
-        else:
-            if source is not None:
-                source.close()
-            self._placed = placed
-            self._source = self._new_source(place, epoch)
+        self._begin_source(place, epoch, is_again=is_again)
         # Workers start in it: the first batch waits for them.
         self._steps.opened(process.timeline.clock() - began)
 
@@ -209,6 +202,16 @@ class EpochIterator(_BaseDataLoaderIter):
             shards=[ShardProgress() for _ in range(max(1, num_workers))],
             is_inline=not (place.is_fed or place.num_processes),
         )
+
+    def _begin_source(self, place: Placement, epoch: Epoch, *, is_again: bool) -> None:
+        source, placed = self._source, (place.is_fed, place.num_processes)
+        if is_again and source is not None and placed == self._placed:
+            source.begin(epoch)
+            return
+        if source is not None:
+            source.close()
+        self._placed = placed
+        self._source = self._new_source(place, epoch)
 
     def _new_source(self, place: Placement, epoch: Epoch) -> "BatchSource | FedSource":
         if place.is_fed:

@@ -239,6 +239,5 @@ def all_batches(output: Path, progress: Mapping[int, Progress]) -> int:
         for rank, report in progress.items()
     }
     for rank in timeline_ranks(output):
-        rows = read_timeline(output / TIMELINE_FILE.format(rank=rank))
-        counts[rank] = max(counts.get(rank, 0), steps_in(rows))
+        counts[rank] = steps_in(read_timeline(output / TIMELINE_FILE.format(rank=rank)))
     return sum(counts.values())

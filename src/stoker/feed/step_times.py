@@ -24,6 +24,7 @@ from stoker.feed.timeline import (
     is_main,
     read_timeline,
     steady,
+    steps_in,
     timeline_ranks,
     typical_wait_share,
     waits_longest,
@@ -162,7 +163,7 @@ def whole_run(rows: Sequence[MeasuredStep], *, epoch_steps: int | None = None) -
         epoch_steps: Steps of an epoch, as the loader says; None: they are counted, over the epochs
             that another one followed.
     """
-    steps = samples = num_begins = steps_before_last = 0
+    steps = samples = 0
     seconds = waits = computes = 0.0
     starts: list[float] = []
     betweens: list[float] = []
@@ -172,12 +173,7 @@ def whole_run(rows: Sequence[MeasuredStep], *, epoch_steps: int | None = None) -
     usual = median(block_means(kept, lambda row: row.compute_seconds))
     for process_rows in processes(rows):
         done = process_rows[0].steps
-        before_last = 0
         for earlier, row in pairwise(process_rows):
-            is_begin = row.batch == 0
-            if is_begin:
-                num_begins += 1
-                before_last = done
             done += row.steps
             if done - row.steps < SKIPPED_STEPS:
                 continue
@@ -187,7 +183,7 @@ def whole_run(rows: Sequence[MeasuredStep], *, epoch_steps: int | None = None) -
             seconds += row.seconds + gap
             waits += row.wait_seconds
             computes += row.compute_seconds
-            if is_begin:
+            if row.batch == 0:
                 # A loop that keeps its exhausted iterator until the next epoch (Lightning)
                 # validates in its last step; one that reads a batch ahead (Accelerate) ends the
                 # epoch before its last step.
@@ -198,11 +194,10 @@ def whole_run(rows: Sequence[MeasuredStep], *, epoch_steps: int | None = None) -
             else:
                 # Another loader was read, or a batch failed.
                 computes += gap
-        steps_before_last += before_last
     if not steps or seconds <= 0:
         return None
     step = seconds / steps
-    num_steps = steps_before_last / num_begins if num_begins else None
+    num_steps = _epoch_steps(rows)
     start = between = None
     if starts and num_steps:
         usual_wait = median(block_means(kept, lambda row: row.wait_seconds))
@@ -220,6 +215,16 @@ def whole_run(rows: Sequence[MeasuredStep], *, epoch_steps: int | None = None) -
         inside_seconds=max(0.0, computes / steps - usual),
     )
     return WholeRun(steps, samples, seconds, times, step)
+
+
+def _epoch_steps(rows: Sequence[MeasuredStep]) -> float | None:
+    """Returns the mean steps of the epochs that another one followed; None: there was none."""
+    num_steps = num_epochs = 0
+    for process_rows in processes(rows):
+        begins = [number for number, row in enumerate(process_rows) if number and row.batch == 0]
+        num_epochs += len(begins)
+        num_steps += steps_in(process_rows[: begins[-1]] if begins else ())
+    return num_steps / num_epochs if num_epochs else None
 
 
 def _pause(values: Sequence[float], *, less: float = 0.0) -> EpochPause:
