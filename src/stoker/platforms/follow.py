@@ -12,7 +12,7 @@ from stoker.logs import Log
 from stoker.platforms.base import JobEnd, JobSpec, LogLine, Run
 
 # How long a terminal follows a job that it cannot see: control planes are upgraded while jobs run.
-# A pipeline's step follows it for as long as the job may last.
+# A pipeline's step follows it for as long as the step may last.
 UNREACHABLE_SECONDS = 900.0
 
 
@@ -84,7 +84,6 @@ class FollowedRun(Run):
         service: Name of the service, in lines that no host wrote.
         way_to_stop: The command that ends it.
         is_step: Whether a pipeline's step follows it, whose next attempt adopts it.
-        may_last_seconds: How long the job may last; for a step.
     """
 
     outlives_stoker = True
@@ -97,12 +96,10 @@ class FollowedRun(Run):
         service: str,
         way_to_stop: str,
         is_step: bool,
-        may_last_seconds: float,
     ) -> None:
         self.name = name
         self._service = service
         self._is_step = is_step
-        self._patience_seconds = may_last_seconds if is_step else UNREACHABLE_SECONDS
         self._way_back = f"the same command with --name {job.run_name}"
         self._way_to_stop = way_to_stop
         # Reasons of failed calls that were told.
@@ -122,8 +119,8 @@ class FollowedRun(Run):
 
         Raises:
             JobStoppedError: If the hosts will never run.
-            PlatformError: If the job cannot be seen for UNREACHABLE_SECONDS, in a pipeline's step
-                for as long as it may last. It is left running.
+            PlatformError: If the job cannot be seen for UNREACHABLE_SECONDS, except in a pipeline's
+                step. It is left running.
         """
         while True:
             # Before the look at `_is_drained`: the last look may have brought lines.
@@ -180,7 +177,7 @@ class FollowedRun(Run):
         Raises:
             PlatformError: If the last successful look is too long ago; the job is left.
         """
-        if failing_seconds >= self._patience_seconds:
+        if failing_seconds >= UNREACHABLE_SECONDS and not self._is_step:
             self._is_left = True
             self._files.close()
             raise PlatformError(

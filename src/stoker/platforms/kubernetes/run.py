@@ -73,8 +73,6 @@ class KubernetesRun(FollowedRun):
             service=SERVICE,
             way_to_stop=f"kubectl delete {self._place} -n {cluster.namespace}",
             is_step=is_step,
-            # Without a limit the bound of the pipeline's step counts.
-            may_last_seconds=request.settings.max_run_seconds or float("inf"),
         )
         self._cluster = cluster
         self._request = request

@@ -101,15 +101,12 @@ class SageMakerRun(FollowedRun):
 
     def __init__(self, aws: Aws, *, request: SageMakerRequest) -> None:
         job = request.job
-        settings = job.platform_settings.sagemaker
-        assert settings
         super().__init__(
             job.name,
             job=job,
             service=_SERVICE,
             way_to_stop=stop_command(job.name),
             is_step=bool(pipeline_execution()),
-            may_last_seconds=settings.may_last_seconds + MARGIN_SECONDS,
         )
         self._aws = aws
         self._request = request
