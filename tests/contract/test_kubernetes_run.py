@@ -268,6 +268,23 @@ def test_hosts_without_nodes_are_told_once_and_end_the_wait_after_wait_minutes(a
     assert NO_NODE in error.what
 
 
+def test_the_wait_for_a_node_is_no_part_of_the_wait_for_a_start(api, clock, start):
+    followed = start()
+    for pod in api.make_pods(NAME):
+        api.pod_finds_no_node(pod, NO_NODE)
+    until(lambda: f"1 of 1 dnn hosts wait: pod {NAME}" in followed.status, what="it is told")
+    clock.ahead += 120 * 60 - 30
+    leader = only_pod(api)
+    api.change("pods", leader, {"status": {"conditions": []}})
+    api.pod_waits(leader, "ContainerCreating", "a large image")
+    until(lambda: "ContainerCreating: a large image" in followed.status, what="it is told")
+    clock.ahead += 60
+    seen = api.count("GET")
+    until(lambda: api.count("GET") > seen + 8, what="it is looked at again")
+    assert followed.error is None
+    followed.run.stop()
+
+
 def test_what_refuses_pods_is_told_in_the_cluster_s_words(api, start):
     followed = start()
     api.tell("Job", f"{NAME}-dnn-0", "FailedCreate", QUOTA)

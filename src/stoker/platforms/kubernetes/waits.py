@@ -37,8 +37,8 @@ class GroupWaits:
     def __init__(self, group: PodGroup, *, node_seconds: float) -> None:
         self._group = group
         self._node_seconds = node_seconds
-        # Of the present wait; a wait with another limit begins anew.
-        self._limit: float | None = None
+        # What is awaited, and for how long; another wait begins anew.
+        self._wait: tuple[bool, float] | None = None
         self._since = 0.0
         self._told = ""
 
@@ -62,22 +62,25 @@ class GroupWaits:
         waiting = [pod for pod in hosts.values() if not (pod.is_running or pod.is_final)]
         num_missing = group.count - len(hosts) + len(waiting)
         if not num_missing:
-            self._limit = None
+            self._wait = None
             self._told = ""
             return ""
         limit = max(self._node_seconds, START_SECONDS)
+        has_node = True
         if not waiting:
+            has_node = False
             words = "no pod has been made"
             details = last_event(self._group.hosts.partition("-{index}")[0])
         else:
             pod = waiting[0]
             words = f"pod {pod.name}: {pod.reason or 'not started'}"
             if pod.reason == UNSCHEDULABLE:
+                has_node = False
                 limit = self._node_seconds
             limit = MAX_SECONDS.get(pod.reason, limit)
             details = pod.message or last_event(pod.name)
-        if limit != self._limit:
-            self._limit = limit
+        if (has_node, limit) != self._wait:
+            self._wait = (has_node, limit)
             self._since = now
         seconds = now - self._since
         told = f"{num_missing} of {group.count} {group.name} hosts wait: {words}"
@@ -85,7 +88,6 @@ class GroupWaits:
             told += f": {' '.join(details.split())}"
         # A job can run without data hosts, which may come later.
         if self._group.is_dnn and seconds >= limit:
-            has_node = bool(waiting and waiting[0].node)
             raise self._error(f"{told} (for {seconds:.0f} s)", where=where, has_node=has_node)
         if told == self._told or not (details or seconds >= SILENT_SECONDS):
             return ""
