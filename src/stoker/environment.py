@@ -9,6 +9,7 @@ its Attributes, and where it comes from in `RunSettings.of`.
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from pathlib import Path
@@ -38,8 +39,8 @@ RUN_FILE = "run.json"
 RUN_VARIABLE = "STOKER_RUN"
 # Beside run.json, of runs with several hosts: 32 bytes as hexadecimal digits.
 TOKEN_FILE = "token"
-# Folder of a pod's service account.
-_SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+# Of a pod's service account.
+_NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
 class RunGroup(msgspec.Struct, frozen=True, kw_only=True):
@@ -307,27 +308,17 @@ def named_instance_type(environ: Mapping[str, str] | None = None) -> str | None:
     return env.get("STOKER_INSTANCE_TYPE") or env.get("SM_CURRENT_INSTANCE_TYPE") or None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KubeflowEnvironment:
-    """Settings for Kubeflow Pipelines; kfp itself reads KF_PIPELINES_ENDPOINT."""
-
-    namespace: str = ""
-    token: str = field(default="", repr=False)
+def kubeflow_token(environ: Mapping[str, str] = os.environ) -> str:
+    return environ.get("STOKER_KUBEFLOW_TOKEN", "").strip()
 
 
-def kubeflow_environment(
-    environ: Mapping[str, str] = os.environ, *, account: Path = _SERVICE_ACCOUNT
-) -> KubeflowEnvironment:
-    """Reads STOKER_KUBEFLOW_*, and the namespace of a pod's service account."""
-    try:
-        # A variable has the namespace only if the pod's spec asks for it.
-        namespace_of_account = (account / "namespace").read_text().strip()
-    except OSError:
-        namespace_of_account = ""
-    return KubeflowEnvironment(
-        namespace=environ.get("STOKER_KUBEFLOW_NAMESPACE", "") or namespace_of_account,
-        token=environ.get("STOKER_KUBEFLOW_TOKEN", "").strip(),
-    )
+def kubeflow_namespace(environ: Mapping[str, str] = os.environ) -> str:
+    """Returns the namespace in STOKER_KUBEFLOW_NAMESPACE, or of a pod's service account."""
+    named = environ.get("STOKER_KUBEFLOW_NAMESPACE", "")
+    # A variable has the pod's namespace only if its spec asks for it.
+    with suppress(OSError):
+        named = named or _NAMESPACE_FILE.read_text().strip()
+    return named
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

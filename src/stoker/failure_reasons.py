@@ -110,11 +110,11 @@ def without_marks(line: str) -> str:
 
 
 def shortened(failure: str, *, most: int) -> str:
-    """Returns a failure's text with at most `most` characters: first line and end."""
+    """Returns a failure's text with at most `most` characters: its beginning and its end."""
     if len(failure) <= most:
         return failure
-    head = failure.split("\n", 1)[0][: most // 2] + "\n...\n"
-    return head + failure[len(head) - most :]
+    half = most // 2 - 3
+    return f"{failure[:half]}\n...\n{failure[-half:]}"
 
 
 def _printed(lines: Iterable[str]) -> Sequence[str]:

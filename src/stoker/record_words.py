@@ -20,7 +20,6 @@ from stoker.records.outcome import outcome_of
 from stoker.records.profile import busy_share, used_gpus
 from stoker.records.training import NOT_COMPARABLE, UNHELPED
 from stoker.units import (
-    count,
     figure,
     ms,
     numbered,
@@ -117,7 +116,7 @@ def memory_cause(training: Training) -> str:
     whose = "its limit" if host.limited_by == "cgroup" else "the machine's memory"
     felt = ""
     if host.kills:
-        felt += f"; the kernel killed {count(host.kills, 'process', 'processes')} for memory"
+        felt += f"; the kernel killed {numbered(host.kills, 'process', 'processes')} for memory"
     used = f"{size(host.peak_bytes)} of {size(host.limit_bytes)}"
     return f"{used}, {whose}, in use on {host.host}{felt}"
 

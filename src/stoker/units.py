@@ -11,7 +11,6 @@ NOT_KNOWN = "not known"
 # Before dollars that come from an estimated price.
 ESTIMATE = "~"
 
-_WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 # A smaller difference between the waits of ranks is not shown.
 _RANKS_DIFFER = 0.05
 # Of a step: by less whole epochs are not said to be slower than it.
@@ -75,16 +74,6 @@ def figure(value: float | str, *, figures: int = 6) -> str:
     if isinstance(value, str):
         return f"not a number ({value})"
     return f"{value:.{figures}g}"
-
-
-def count(number: int, noun: str, plural: str | None = None) -> str:
-    """Formats a count for a sentence: `one data host`, `12 data hosts`."""
-    nouns = plural or f"{noun}s"
-    if number == 1:
-        nouns = noun
-    if number < len(_WORDS):
-        return f"{_WORDS[number]} {nouns}"
-    return f"{number:,} {nouns}"
 
 
 def numbered(number: int, noun: str, plural: str | None = None) -> str:

@@ -102,7 +102,7 @@ def gpu_load(share: float | None = 0.28, **changes: object) -> GpuLoad:
     """Makes the load of a GPU that was busy for `share` of the time; None: it does not tell."""
     busy = None
     if share is not None:
-        busy = GpuFigure(mean=share, low=share / 2, median=share, high=min(1.0, share * 1.5))
+        busy = GpuFigure(mean=share, low=share / 2, high=min(1.0, share * 1.5))
     made: dict[str, object] = {
         "host": "algo-1",
         "index": 0,

@@ -116,7 +116,7 @@ AFTER = gpu_load(0.86)
 
 
 def test_the_load_of_a_gpu_is_a_line_of_what_is_known():
-    even = GpuFigure(mean=12.9e9, low=12e9, median=13e9, high=14e9)
+    even = GpuFigure(mean=12.9e9, low=12e9, high=14e9)
     known = replace(
         BEFORE,
         memory_bytes=even,

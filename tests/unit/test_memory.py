@@ -36,7 +36,7 @@ def test_it_holds_from_92_percent_on_until_less_than_80_are_in_use():
 @pytest.mark.parametrize(
     ("code", "kills", "words"),
     [
-        (-9, 5, "; since it started, the kernel has killed two processes of this host for memory"),
+        (-9, 5, "; since it started, the kernel has killed 2 processes of this host for memory"),
         (-9, 3, ""),
         (-15, 5, ""),
     ],
@@ -122,7 +122,7 @@ def memory_of(**changes):
             {"peak_bytes": 15 * GB},
             "15.0 GB of 16.0 GB, its limit, in use on algo-2",
         ),
-        ({"kills": 2}, "the kernel killed two processes for memory"),
+        ({"kills": 2}, "the kernel killed 2 processes for memory"),
     ],
 )
 def test_what_is_felt_of_short_memory_is_said(changes, words):

@@ -59,7 +59,7 @@ NAMED = {
         ("alone", ["0.000 CPU-seconds of loader workers and 0.085 of trainers"]),
         ("waiting", ["takes a worker 190 ms, of which it computes 5.00 ms"]),
         ("waiting", ["it waits for its data, not for a CPU"]),
-        ("few", ["one worker for each rank, and the vCPUs are 14% busy"]),
+        ("few", ["1 worker for each rank, and the vCPUs are 14% busy"]),
         ("none", ["the main process loads the data itself (num_workers=0)"]),
         ("starved", ["held at 150 of 200 looks", "another thread of the trainer used 0.8 vCPUs"]),
         ("Python", ["94% of a step is Python code"]),

@@ -86,7 +86,7 @@ def report(tmp_path):
 
 def test_page_says_gain_wait_prediction_cost_and_gate(report):
     page = report()
-    said = "With one data host a step takes 36.0 ms instead of 62.0 ms: 1.72 times as fast."
+    said = "With 1 data host a step takes 36.0 ms instead of 62.0 ms: 1.72 times as fast."
     assert page.headline == said
     assert page.text.count(said) == 1
     for words in (
@@ -118,7 +118,7 @@ def test_a_run_without_gain_says_that_first(report, measured, words):
         speedup=baseline / measured,
     )
     page = report(evaluation=Evaluation(passed=True, performance=performance))
-    assert page.headline.startswith(f"stoker did not help. With one data host a step takes {words}")
+    assert page.headline.startswith(f"stoker did not help. With 1 data host a step takes {words}")
 
 
 def test_failed_gate_comes_before_the_gain(report):

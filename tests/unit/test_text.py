@@ -6,7 +6,6 @@ import pytest
 from stoker.errors import MissingExtraError, ServiceError, UsageError
 from stoker.repeat import repeated, within
 from stoker.units import (
-    count,
     digits,
     duration,
     ms,
@@ -32,7 +31,6 @@ from support.aws_answers import Clock
         (digits(-2.5, 2), "-2.5"),
         (usd(12345.678), "$12,345.68"),
         (usd(None), "not known"),
-        (count(12, "data host"), "12 data hosts"),
     ],
 )
 def test_figures_keep_what_is_significant_and_are_never_in_powers_of_ten(written, text):

@@ -7,7 +7,7 @@ from stoker.host import machine
 from stoker.host.machine import host_bytes
 from stoker.host.usage import MemoryUse, memory_use
 from stoker.records import FeedSettings
-from stoker.units import count, size
+from stoker.units import numbered, size
 
 # Of a host's memory, for batches that wait: training, pinned copies and page cache want the rest.
 DEFAULT_SHARE = 0.25
@@ -94,7 +94,7 @@ def killed_words(code: int, *, kills_before: int | None) -> str:
         return ""
     limit = machine.limit_bytes()
     bound = f", whose limit is {size(limit)}" if limit else ""
-    killed = count(kills - kills_before, "process", "processes")
+    killed = numbered(kills - kills_before, "process", "processes")
     return (
         f"; since it started, the kernel has killed {killed} of this host for memory{bound}: give "
         "it more, or lower num_workers, batch_size or prefetch_factor"

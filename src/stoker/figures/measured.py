@@ -159,6 +159,6 @@ def _gpu_figure(parts: Iterable[tuple[float, float | None]]) -> GpuFigure | None
         passed += seconds
         while passed >= (len(quartiles) + 1) / 4 * whole and len(quartiles) < 3:
             quartiles.append(value)
-    low, middle, high = quartiles
+    low, _, high = quartiles
     mean = sum(value * seconds for value, seconds in ordered) / whole
-    return GpuFigure(mean=mean, low=low, median=middle, high=high)
+    return GpuFigure(mean=mean, low=low, high=high)

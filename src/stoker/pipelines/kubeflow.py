@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, cast
 
 import yaml
 
-from stoker.environment import kubeflow_environment
+from stoker.environment import kubeflow_namespace, kubeflow_token
 from stoker.errors import (
     GateError,
     MissingExtraError,
@@ -129,9 +129,8 @@ class KubeflowClient(PipelineClient):
         kubernetes = workload.kubernetes_settings if workload else KubernetesSettings()
         self._settings = kubernetes.kubeflow or KubeflowSettings()
         self._context = kubernetes.context
-        of_host = kubeflow_environment()
-        self._token = of_host.token
-        self._named = self._settings.namespace or kubernetes.namespace or of_host.namespace
+        self._token = kubeflow_token()
+        self._named = self._settings.namespace or kubernetes.namespace or kubeflow_namespace()
         # What the service is asked for, known once it is connected to.
         self.namespace: str | None = None
 

@@ -15,7 +15,7 @@ from stoker.decide.model import LEAST_GAIN, Work, more_workers
 from stoker.profile.rank_results import Drain, Evidence, RankResult
 from stoker.records import ProfileState, StepTerms
 from stoker.records.profile import MAX_OTHERS, GpuLoads, during_steps, used_gpus
-from stoker.units import count, ms, percentage, size, vcpus_words
+from stoker.units import ms, numbered, percentage, size, vcpus_words
 
 # A container that its quota stops in fewer periods hardly notices.
 _MIN_THROTTLED = 0.10
@@ -196,7 +196,7 @@ def _of_loading(
         # What is read ahead may hide all waiting of a lone worker, and none of many workers.
         idlest = max(tried[0], tried[-1], key=lambda drain: drain.idle_share)
         text = (
-            f"bound by storage or network: with {count(idlest.workers, 'worker')}, "
+            f"bound by storage or network: with {numbered(idlest.workers, 'worker')}, "
             f"{_batch_words(idlest)}; it waits for reads, and more workers get hardly more"
         )
         yield "storage", share * idlest.idle_share, text
@@ -210,7 +210,7 @@ def _of_loading(
         why = f"the vCPUs are {percentage(busy)} busy"
         if tried and tried[0].idle_share >= _MIN_WORKER_IDLE:
             why = f"{_batch_words(tried[0])}: it waits for its data, not for a CPU"
-        today = count(waiting.num_workers, "worker")
+        today = numbered(waiting.num_workers, "worker")
         text = f"too few workers: {today} for each rank, and {why}"
     yield "workers", share, text
 
@@ -252,7 +252,7 @@ def _of_accelerator(
         share = saved_by(parts, seconds=parts.neighbour_seconds) / parts.step_seconds
         text = (
             f"slowed by its own loading: a step that waits for no data takes {ms(computing)}, and "
-            f"{ms(computing + late)} beside {count(parts.workers, 'busy loader worker')}: its "
+            f"{ms(computing + late)} beside {numbered(parts.workers, 'busy loader worker')}: its "
             "kernels are launched late"
         )
         if share >= LEAST_GAIN:

@@ -47,13 +47,11 @@ class GpuFigure(Record, frozen=True, kw_only=True):
     Attributes:
         mean: Mean, in the unit of the quantity.
         low: Lower quartile, likewise.
-        median: Median, in the same unit.
         high: Upper quartile, likewise.
     """
 
     mean: NonNegativeFloat
     low: NonNegativeFloat
-    median: NonNegativeFloat
     high: NonNegativeFloat
 
 

@@ -140,31 +140,31 @@ def check_variables(
     Raises:
         UsageError: With the key; a value is never shown.
     """
-
-    def refuse(key: str, what: str, fix: str) -> None:
-        raise UsageError(what, where=place.at(key), fix=fix)
-
-    keys = {f"environment.{name}": name for name in environment}
-    for key, name in {**keys, **{f"secrets.{name}": name for name in told}}.items():
-        if _TAKEN.fullmatch(name) or not _NAME.fullmatch(name):
-            what = f"{name} is no name of a variable, or set by stoker, SageMaker or torchrun"
-            refuse(key, what, "rename the variable")
-    for key, name in keys.items():
+    for key, names in (("environment", environment), ("secrets", told)):
+        for name in names:
+            if _TAKEN.fullmatch(name) or not _NAME.fullmatch(name):
+                what = f"{name} is no name of a variable, or set by stoker, SageMaker or torchrun"
+                raise UsageError(what, where=place.at(f"{key}.{name}"), fix="rename the variable")
+    for name, value in environment.items():
+        where = place.at(f"environment.{name}")
         if name in told:
-            refuse(key, f"the variable {name} is also among the secrets", "leave it out here")
+            what = f"the variable {name} is also among the secrets"
+            raise UsageError(what, where=where, fix="leave it out here")
         what = "environment is plain text in requests, definitions and records"
-        refuse_secret(name, environment[name], where=place.at(key), what=what)
-    for name, source in ((name, source_of(each)) for name, each in told.items()):
+        refuse_secret(name, value, where=where, what=what)
+    for name, each in told.items():
+        source = source_of(each)
+        where = place.at(f"secrets.{name}")
         if source.arn is not None and not re.fullmatch(_ARN, source.arn):
-            refuse(
-                f"secrets.{name}",
+            raise UsageError(
                 "this is not the ARN of a secret in Secrets Manager or of a parameter in SSM",
-                "arn:aws:secretsmanager:REGION:ACCOUNT:secret:NAME-ABCDEF, or arn:aws:ssm:"
+                where=where,
+                fix="arn:aws:secretsmanager:REGION:ACCOUNT:secret:NAME-ABCDEF, or arn:aws:ssm:"
                 "REGION:ACCOUNT:parameter/NAME; a workload never contains the value itself",
             )
         if not (source.arn or source.secret):
             fix = "add arn (SageMaker) or secret (Kubernetes); on this machine neither is read"
-            refuse(f"secrets.{name}", "this secret does not say where it is kept", fix)
+            raise UsageError("this secret does not say where it is kept", where=where, fix=fix)
 
 
 def parts_to_hide(values: Iterable[str]) -> list[str]:

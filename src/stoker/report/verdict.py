@@ -29,8 +29,8 @@ from stoker.units import (
     as_fast,
     capital,
     cost_change_words,
-    count,
     ms,
+    numbered,
     percent,
     times,
 )
@@ -197,7 +197,7 @@ def gain_words(run: ReportedRun) -> str:
     now = performance.measured
     groups = run.training.groups if run.training else ()
     data = sum(group.count for group in groups if group.role == "data")
-    begin = f"With {count(data, 'data host')}" if data else "On the chosen hosts"
+    begin = f"With {numbered(data, 'data host')}" if data else "On the chosen hosts"
     whole = " over whole epochs" if now.whole_step_seconds is not None else ""
     factor = as_fast(performance.speedup)
     if performance.speedup < 0.995:
