@@ -239,7 +239,6 @@ for batch in DataLoader(Slow(), batch_size=4, num_workers=1):
 PROFILE = {
     "RUN_PROFILE": '{"budget_seconds": 5}',
     "RUN_PROFILE_FILE": "/opt/ml/checkpoints/profile.json",
-    "RUN_WORKLOAD_SHA256": "ab" * 32,
 }
 
 
