@@ -39,8 +39,8 @@ def init(
 ) -> None:
     """Write a workload for a command, or from a SageMaker training job.
 
-    Options of the command that have a value become hyperparameters. A file that exists is never
-    overwritten.
+    The last options of the command that have a value become hyperparameters. A file that exists is
+    never overwritten.
 
     \b
     stoker init -- python train.py --lr 0.1 --epochs 3

@@ -36,10 +36,8 @@ class Finding:
     fix: str = ""
 
     def __str__(self) -> str:
-        line = f"{self.state:<5} {self.name:<8} {self.text}"
-        if self.state == "ok" or not self.fix:
-            return line
-        return f"{line}\n{'':<15}try: {self.fix}"
+        fix = f"\n{'':<15}try: {self.fix}" if self.state != "ok" and self.fix else ""
+        return f"{self.state:<5} {self.name:<8} {self.text}{fix}"
 
 
 def examine_host(environ: Mapping[str, str] = os.environ) -> Iterator[Finding]:

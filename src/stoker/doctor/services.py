@@ -49,9 +49,11 @@ def examine_account(workload: Workload, *, aws: Aws | None = None) -> Iterator[F
     uris = [settings.output_uri, settings.checkpoint_uri, settings.source]
     uris += [channel.uri for channel in workload.channels.values()]
     buckets = [split_uri(uri)[0] for uri in uris if uri and uri.startswith("s3://")]
+    images = (workload.image, settings.control.image)
     for name, check, values in (
         ("role", _has_role, (settings.role, settings.control.role)),
-        ("image", _has_image, (workload.image, settings.control.image)),
+        # Elsewhere than in ECR, an image cannot be asked for.
+        ("image", _has_image, [each for each in images if each and ".dkr.ecr." in each]),
         ("bucket", _has_bucket, buckets),
     ):
         for value in sorted({*filter(None, values)}):
@@ -85,9 +87,6 @@ def _has_bucket(aws: Aws, bucket: str) -> bool:
 
 def _has_image(aws: Aws, image: str) -> bool:
     registry, _, path = image.partition("/")
-    if ".dkr.ecr." not in registry:
-        # It is elsewhere, and cannot be asked for.
-        return True
     path, _, digest = path.partition("@")
     name, _, tag = path.partition(":")
     version = {"imageDigest": digest} if digest else {"imageTag": tag or "latest"}

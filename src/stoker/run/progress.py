@@ -59,7 +59,9 @@ class Follow:
         self._live: Live | None = None
         console = Console(stderr=True)
         if console.is_terminal and not console.is_dumb_terminal:
-            self._live = Live(console=console, auto_refresh=False, transient=True)
+            self._live = Live(
+                console=console, auto_refresh=False, transient=True, redirect_stdout=False
+            )
             self._live.start()
             self._show("starts the hosts")
 
