@@ -134,12 +134,8 @@ def confirm_run(workload: Workload, *, assume_yes: bool) -> None:
         today = [Group.of_today(workload.cluster.dnn)]
         words = bill(workload, today, catalog=catalog_of(workload), decision=None)[0]
         say(f"profile on {words}")
-    most = workload.known_constraints.max_usd_per_hour
-    limit = "without a limit per hour: set constraints.max_usd_per_hour"
-    if most:
-        limit = f"other clusters at most {usd(most)} per hour"
-    words = f"{limit}; {limit_words(workload)}"
-    say(f"then the training, on the cluster that the run decides on; {words}")
+    words = f"then the training, on the cluster that the run decides on: {limit_words(workload)}"
+    say(words)
     ask("start it", assume_yes=assume_yes, refused=_DECLINED)
 
 

@@ -3,7 +3,7 @@
 import json
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -63,27 +63,21 @@ def resolve(words: Sequence[str], *, overrides: Sequence[str]) -> Workload:
     _check_command(words, where="command line")
     if words[0].endswith((".yaml", ".yml")):
         raise UsageError("a workload cannot be used with a command", fix="leave one of them out")
-    keys = [override.partition("=")[0].strip() for override in overrides]
-    today: dict[str, Json] = {}
+    keys = {override.partition("=")[0].strip() for override in overrides}
     # Today's cluster of a bare command whose number of ranks is set.
-    if any(key.startswith("cluster.dnn.") for key in keys) and not (
-        {"platform", "cluster.dnn.instance_type"} & {*keys}
-    ):
-        today = {"cluster": {"dnn": {"instance_type": f"local.c{usable_vcpus()}"}}}
-    return _workload_of(words, overrides=overrides, keys=today)
+    is_here = not keys & {"platform", "cluster.dnn.instance_type"}
+    if is_here and any(key.startswith("cluster.dnn.") for key in keys):
+        here = f"cluster.dnn.instance_type=local.c{usable_vcpus()}"
+        overrides = [here, *overrides]
+    return _workload_of(words, overrides=overrides)
 
 
-def _workload_of(
-    command: Sequence[str],
-    *,
-    overrides: Sequence[str] = (),
-    keys: Mapping[str, Json] | None = None,
-) -> Workload:
-    """Returns a workload for a bare command, named after its script, with other `keys`."""
+def _workload_of(command: Sequence[str], *, overrides: Sequence[str] = ()) -> Workload:
+    """Returns a workload for a bare command, named after its script."""
     script = next((word for word in command if word.endswith((".py", ".sh"))), command[0])
     # Hosts and services allow only these characters.
     name = re.sub(r"[^a-z0-9]+", "-", Path(script).stem.lower())[:40].strip("-") or "command"
-    return workload_from({"name": name, "command": [*command], **(keys or {})}, overrides=overrides)
+    return workload_from({"name": name, "command": [*command]}, overrides=overrides)
 
 
 def _check_command(command: Sequence[str], *, where: str) -> None:
