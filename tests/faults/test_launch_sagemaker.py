@@ -160,18 +160,6 @@ def test_requirements_that_cannot_be_installed_are_the_failure_reason(tmp_path):
         assert "no-such-package" in (failure(hosts, "algo-2") or "")
 
 
-def test_train_alone_runs_the_program_that_the_sdk_names(tmp_path):
-    parameters = {"sagemaker_program": '"go.py"', "epochs": "2"}
-    parameters["sagemaker_submit_directory"] = '"/opt/ml/mine"'
-    with Hosts(tmp_path, ALONE, hyperparameters=parameters) as hosts:
-        folder = hosts.ml("algo-1") / "mine"
-        folder.mkdir()
-        (folder / "go.py").write_text("import os, sys; print(f'ran {sys.argv} {os.getcwd()}')")
-        start_all(hosts, *CLI, "train")
-        assert hosts.codes() == {"algo-1": 0}, hosts.log("algo-1")
-        assert "ran ['go.py', '--epochs', '2'] /opt/ml/mine" in hosts.log("algo-1")
-
-
 def test_every_host_tells_its_role(tmp_path):
     with Hosts(tmp_path, GROUPS) as hosts:
         start_all(hosts, *CLI, "--", "python", "-c", "pass", RUN_STRATEGY="none")

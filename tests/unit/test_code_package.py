@@ -139,7 +139,7 @@ def test_what_leads_out_of_the_folder_is_refused(tmp_path, evil):
 
 def order(tmp_path, *words, **environ):
     environ = in_run({"STOKER_BASE_DIR": str(tmp_path), **environ})
-    return order_of(words, settings=from_environment(environ), environ=environ)
+    return order_of(words, settings=from_environment(environ))
 
 
 def give_hyperparameters(tmp_path, **values):

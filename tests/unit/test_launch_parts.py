@@ -71,9 +71,6 @@ def test_the_toolkits_variables_are_exported(base_dir):
         "SM_HP_FLAG": "true",
         "SM_HP_NAME": "a b",
         "SM_NETWORK_INTERFACE_NAME": "eth1",
-        "SM_USER_ENTRY_POINT": "train.py",
-        "SM_MODULE_NAME": "train",
-        "SM_MODULE_DIR": str(base_dir / "code"),
     }
     assert {name: found[name] for name in expected} == expected
 

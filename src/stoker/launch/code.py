@@ -1,8 +1,8 @@
 """The training's command and its code, a .tar.gz package in a channel, with its requirements.
 
 SageMaker starts images that have an entry point with the single word `train`: the command is then
-STOKER_COMMAND, or the program of an estimator of SageMaker's SDK. Training and data workers run the
-same code, so each host installs requirements.txt before anything runs.
+STOKER_COMMAND. Training and data workers run the same code, so each host installs requirements.txt
+before anything runs.
 """
 
 import importlib
@@ -16,7 +16,6 @@ from pathlib import Path
 
 from stoker.environment import ProcessSettings
 from stoker.errors import UsageError
-from stoker.launch.job_environment import module_dir, program
 from stoker.logs import EventName, Log
 from stoker.records.platforms import REQUIREMENTS_FILE, requirements_named
 
@@ -35,7 +34,7 @@ _PIP_VARIABLES = {
 
 
 def order_of(
-    words: Sequence[str], *, settings: ProcessSettings, environ: Mapping[str, str]
+    words: Sequence[str], *, settings: ProcessSettings
 ) -> tuple[tuple[str, ...], Path | None]:
     """Returns the command that `words` mean, and the folder of its unpacked code.
 
@@ -48,18 +47,14 @@ def order_of(
         folder = unpack(settings.code_file, settings.base_dir / "code")
     if list(words) != ["train"]:
         return tuple(words), folder
-    if settings.command:
-        return settings.command, folder
-    named = program(settings.base_dir, environ)
-    if not named:
+    if settings.command is None:
         raise UsageError(
             "`stoker launch train` does not know what to train",
-            where="variable STOKER_COMMAND, hyperparameter sagemaker_program",
+            where="variable STOKER_COMMAND",
             fix=f"set {_EXAMPLE} in the image or the job, pass the command as container "
             "arguments, or use the full path of a program called train",
         )
-    command = ("python", named) if named.endswith(".py") else (f"./{named}",)
-    return command, folder or Path(module_dir(settings.base_dir))
+    return settings.command, folder
 
 
 def unpack(package: Path, folder: Path) -> Path:

@@ -167,14 +167,6 @@ def hyperparameters(settings: ProcessSettings) -> dict[str, Json]:
     return {name: value for name, value in sorted(values.items()) if not _is_reserved(name)}
 
 
-def program(base_dir: Path, environ: Mapping[str, str]) -> str:
-    return environ.get("SAGEMAKER_PROGRAM") or _text(base_dir, "sagemaker_program")
-
-
-def module_dir(base_dir: Path) -> str:
-    return _text(base_dir, "sagemaker_submit_directory") or str(base_dir / "code")
-
-
 def toolkit_variables(
     topology: Topology, base_dir: Path, *, environ: Mapping[str, str]
 ) -> dict[str, str]:
@@ -201,12 +193,8 @@ def toolkit_variables(
         "hosts": list(topology.dnn_hosts),
         "network_interface_name": topology.network_interface or "eth0",
     }
-    entry = program(base_dir, environ)
     facts: dict[str, Json] = {
         **cluster,
-        "user_entry_point": entry,
-        "module_name": entry.removesuffix(".py"),
-        "module_dir": module_dir(base_dir),
         "input_dir": str(base_dir / "input"),
         "input_config_dir": str(base_dir / "input" / "config"),
         "model_dir": str(base_dir / "model"),
@@ -243,11 +231,6 @@ def _is_reserved(name: str) -> bool:
 def _parameters(base_dir: Path) -> dict[str, Json]:
     document = _read(base_dir, "hyperparameters.json")
     return {name: decoded(value) for name, value in document.items()}
-
-
-def _text(base_dir: Path, name: str) -> str:
-    value = _parameters(base_dir).get(name)
-    return "" if value is None else str(value)
 
 
 def _read(base_dir: Path, name: str) -> dict[str, Json]:

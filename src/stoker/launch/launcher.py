@@ -52,7 +52,7 @@ def launch(command: Sequence[str], environ: Mapping[str, str]) -> int:
         try:
             if is_trainer:
                 _make_folders(output, settings.base_dir)
-            words, folder = order_of(command, settings=settings, environ=environ)
+            words, folder = order_of(command, settings=settings)
             if settings.code_file and folder:
                 install_requirements(folder, named=settings.requirements, environ=environ, log=log)
             run = HostRun(
