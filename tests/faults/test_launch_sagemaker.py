@@ -247,4 +247,4 @@ def test_a_profile_job_without_a_profile_fails_with_the_words(tmp_path):
         start_all(hosts, *CLI, "--", "python", "-c", code, **PROFILE)
         assert hosts.codes() == {"algo-1": 1}
         assert "ValueError: no data today" in (failure(hosts, "algo-1") or "")
-        assert not (hosts.ml("algo-1") / "checkpoints").exists()
+        assert not (hosts.ml("algo-1") / "checkpoints" / "profile.json").exists()
