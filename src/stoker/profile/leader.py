@@ -95,7 +95,9 @@ def launch_profile(command: Sequence[str], environ: Mapping[str, str]) -> int:
             raise
         return code
     finally:
-        kept = settings.profile_file.parent if settings.profile_file else None
+        # A reason is no profile that a later run could find.
+        is_profile = FAILURE_FILE not in files
+        kept = settings.profile_file.parent if settings.profile_file and is_profile else None
         for file in (output / name for name in files):
             _keep(file, kept / file.name if kept else None)
             if is_job_pod(environ) and file.is_file():
