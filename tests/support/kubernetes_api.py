@@ -151,10 +151,6 @@ class KubernetesApi:
                 made += [self.make_pod(run, name, index, attempt=attempt) for index in missing]
             return made
 
-    def job_template(self, run: str, job: str) -> Object:
-        with self.changed:
-            return copy.deepcopy(self._job(run, job)["template"]["spec"]["template"])
-
     def make_pod(self, run: str, job: str, index: int, *, attempt: int = 0) -> str:
         name = f"{run}-{job}-0-{index}-{uuid.uuid4().hex[:5]}"
         template = self._job(run, job)["template"]["spec"]["template"]

@@ -9,7 +9,7 @@ import pytest
 from stoker.errors import UsageError
 from stoker.platforms.base import JobSpec
 from stoker.platforms.kubernetes import KubernetesPlatform
-from stoker.platforms.patch import check_patch, merged
+from stoker.platforms.patch import patched
 from stoker.platforms.sagemaker.request import plan_request
 from stoker.workload_file import workload_from
 from support import kubernetes_jobs
@@ -120,7 +120,7 @@ KEY_A, KEY_B = {"key": "a"}, {"key": "b"}
     ],
 )
 def test_a_patch_is_merged(base, patch, result):
-    assert merged(base, patch) == result
+    assert patched(base, patch, key="k", reserved={}) == result
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_a_patch_is_merged(base, patch, result):
 )
 def test_a_secret_among_a_patch_s_variables_is_refused_and_not_shown(patch, place):
     with pytest.raises(UsageError, match="looks like a secret") as caught:
-        check_patch(patch, key="k", reserved={})
+        patched({}, patch, key="k", reserved={})
     assert caught.value.where == f"key k.{place}"
     assert "secrets: {" in caught.value.fix
     assert "hidden" not in str(caught.value)
@@ -144,4 +144,4 @@ def test_a_secret_among_a_patch_s_variables_is_refused_and_not_shown(patch, plac
 
 def test_a_variable_that_names_a_secret_of_the_cluster_may_be_patched():
     named = {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}
-    check_patch({"containers": [{"name": "c", "env": [named]}]}, key="k", reserved={})
+    patched({}, {"containers": [{"name": "c", "env": [named]}]}, key="k", reserved={})

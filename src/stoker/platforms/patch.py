@@ -6,7 +6,7 @@ patched in `kubernetes.pods`, JobSets in `kubernetes.objects`, SageMaker's reque
 `sagemaker.request`.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 
 from stoker.errors import UsageError
@@ -31,50 +31,28 @@ _ADDED = "tolerations"
 Path = tuple[str, ...]
 
 
-def merged(base: Json, patch: Json, *, key: str = "") -> Json:
-    """Returns `base` with `patch` merged into it; `key` is their name, where they are lists."""
-    if isinstance(patch, Mapping):
-        result = dict(mapping(base))
-        for name, value in patch.items():
-            if value is None:
-                result.pop(name, None)
-            else:
-                result[name] = merged(result.get(name), value, key=name)
-        return result
-    if not isinstance(patch, list | tuple) or not isinstance(base, list | tuple):
-        return patch
-    if key == _ADDED:
-        return [*base, *(item for item in patch if item not in base)]
-    if key not in _NAMED:
-        return patch
-    items = _by_name(base, key)
-    for name, item in _by_name(patch, key).items():
-        if key in _MERGED:
-            items[name] = mapping_of(items.get(name, {}), item)
-        else:
-            items[name] = item
-    return list(items.values())
-
-
-def mapping_of(base: Document, patch: Document) -> dict[str, Json]:
-    """Returns `base` with `patch` merged into it; both are maps."""
-    result = merged(base, patch)
-    assert isinstance(result, dict)
-    return result
-
-
-def check_patch(patch: Document, *, key: str, reserved: Mapping[str, str]) -> None:
-    """Refuses a patch of what stoker itself sets and relies on, and of secrets.
+def patched(
+    base: Document, patch: Document, *, key: str, reserved: Mapping[str, str]
+) -> dict[str, Json]:
+    """Returns `base` with a workload's patch merged into it.
 
     Args:
+        base: What stoker made.
         patch: The workload's patch.
         key: Its key in the workload.
-        reserved: Paths, their steps divided by spaces and with `*` for any characters, and what to
-            do instead.
+        reserved: Paths that stoker sets and relies on, their steps divided by spaces and with `*`
+            for any characters, and what to do instead.
+
+    Raises:
+        UsageError: If the patch sets one of these, or a secret.
     """
-    for path, value in _walk(patch, ()):
+
+    def check(path: Path, value: Json) -> None:
         where = f"key {key}.{_shown(path)}"
-        if isinstance(variable := _variable(path, value), str):
+        variable = item_at(value, "value") if path[-2:-1] == ("env",) else None
+        if path[-2:-1] == ("Environment",):
+            variable = value
+        if isinstance(variable, str):
             refuse_secret(path[-1], variable, where=where, what=f"{key} is plain text")
         for pattern, fix in reserved.items():
             # Null also removes what is below the path.
@@ -82,6 +60,35 @@ def check_patch(patch: Document, *, key: str, reserved: Mapping[str, str]) -> No
                 raise UsageError(
                     f"{_shown(path)} is set by stoker", where=where, fix=fix or "leave it out"
                 )
+
+    return _merged(base, patch, (), check)
+
+
+def _merged(
+    base: Json, patch: Document, path: Path, check: Callable[[Path, Json], None]
+) -> dict[str, Json]:
+    result = dict(mapping(base))
+    for name, value in patch.items():
+        place = (*path, name)
+        there = result.get(name)
+        check(place, value)
+        if isinstance(value, Mapping):
+            value = _merged(there, value, place, check)
+        elif isinstance(value, list | tuple) and name in _NAMED:
+            items = _by_name(there, name)
+            for item_name, item in _by_name(value, name).items():
+                check((*place, item_name), item)
+                own = items.get(item_name) if name in _MERGED else None
+                items[item_name] = _merged(own, item, (*place, item_name), check)
+            value = list(items.values())
+        elif isinstance(value, list | tuple) and name == _ADDED:
+            added = mappings(there)
+            value = [*added, *(item for item in value if item not in added)]
+        if value is None:
+            result.pop(name, None)
+        else:
+            result[name] = value
+    return result
 
 
 def unreserved(value: Json, reserved: Mapping[str, str], path: Path = ()) -> Json:
@@ -109,28 +116,6 @@ def _is_at(path: Path, pattern: str, *, or_above: bool = False) -> bool:
     steps = pattern.split()
     # `map` ends with the shorter one: steps that both have are compared.
     return (or_above or len(path) >= len(steps)) and all(map(fnmatchcase, path, steps))
-
-
-def _walk(patch: Json, path: Path) -> Iterator[tuple[Path, Json]]:
-    """Yields each path of a patch with its value; items of lists are named as they are merged."""
-    below: Mapping[str, Json] = {}
-    if isinstance(patch, Mapping):
-        below = patch
-    elif path and path[-1] in _NAMED:
-        below = _by_name(patch, path[-1])
-    for step, value in below.items():
-        yield (*path, step), value
-        yield from _walk(value, (*path, step))
-
-
-def _variable(path: Path, value: Json) -> Json:
-    """Returns the value of a container's variable that a patch sets; None: there is none here."""
-    match path[-2:-1]:
-        case ("Environment",):
-            return value
-        case ("env",):
-            return item_at(value, "value")
-    return None
 
 
 def _shown(path: Path) -> str:

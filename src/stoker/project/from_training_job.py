@@ -5,7 +5,7 @@ import textwrap
 
 from stoker.errors import ServiceError, UsageError
 from stoker.platforms.aws import Aws, service_model
-from stoker.platforms.patch import mapping_of, unreserved
+from stoker.platforms.patch import unreserved
 from stoker.platforms.sagemaker.request import RESERVED, channels_of
 from stoker.platforms.sagemaker.submit import find_job
 from stoker.records import Json
@@ -185,7 +185,7 @@ def _request(job: Document, channels: Document, notes: list[str]) -> dict[str, J
     settable = service_model("sagemaker").operation_model("CreateTrainingJob").input_shape.members
     settings = {key: value for key, value in job.items() if key in settable}
     reserved = {**RESERVED, **dict.fromkeys(_NOT_FOR_GROUPS, "")}
-    request = mapping_of({}, mapping(unreserved(settings, reserved)))
+    request = dict(mapping(unreserved(settings, reserved)))
     # What a channel has beyond its name: the workload has no key for it.
     request["InputDataConfig"] = [
         channel for key, channel in channels_of(request) if key in channels and len(channel) > 1

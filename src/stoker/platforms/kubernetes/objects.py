@@ -34,11 +34,10 @@ from stoker.platforms.kubernetes.pods import (
     object_name,
     pod_groups,
 )
-from stoker.platforms.patch import check_patch, mapping_of
+from stoker.platforms.patch import patched
 from stoker.records import Json, KubernetesSettings
 from stoker.records.base import Document, item_at, mapping
 from stoker.records.hyperparameters import encoded
-from stoker.records.platforms import patch_document
 
 JOBSET_API = "jobset.x-k8s.io/v1alpha2"
 TRAINER_API = "trainer.kubeflow.org/v1alpha1"
@@ -140,7 +139,8 @@ def plan_request(job: JobSpec) -> KubernetesRequest:
         key: json.dumps(value, indent=2, sort_keys=True) + "\n" for key, value in documents.items()
     }
     run = _run_settings(job, groups)
-    spec = main_spec = _jobset_spec(job, groups)
+    jobset = _jobset(job, groups)
+    spec = main_spec = mapping(jobset, "spec")
     runtime = None
     main = {"apiVersion": JOBSET_API, "kind": "JobSet"}
     if settings.api == "trainer":
@@ -157,15 +157,15 @@ def plan_request(job: JobSpec) -> KubernetesRequest:
     compared = _compared([main_spec, {**files, RUN_FILE: run.to_compare()}, spec])
     content = json.dumps(compared, sort_keys=True, separators=(",", ":"))
     digest = hashlib.sha256(content.encode()).hexdigest()
-    described = mapping_of(_metadata(job), patch_document(settings.jobset.metadata))
-    described["annotations"] = {**mapping(described, "annotations"), REQUEST_ANNOTATION: digest}
+    described = mapping(jobset, "metadata")
+    annotations = {**mapping(described, "annotations"), REQUEST_ANNOTATION: digest}
     # Immutable: a run's settings do not change, and kubelets need not watch the objects.
     hidden: Json = {TOKEN_KEY: NO_TOKEN, RUN_FILE: run.to_json()}
     token: dict[str, Json] = {"type": "Opaque", "immutable": True, "stringData": hidden}
     return KubernetesRequest(
         job=job,
         groups=groups,
-        main={**main, "metadata": described, "spec": main_spec},
+        main={**main, "metadata": {**described, "annotations": annotations}, "spec": main_spec},
         runtime=runtime,
         config=_object("v1", "ConfigMap", _metadata(job, "-config"), immutable=True, data=files),
         secret=_object("v1", "Secret", _metadata(job, "-token"), **token),
@@ -213,8 +213,8 @@ def _run_settings(job: JobSpec, groups: Sequence[PodGroup]) -> RunSettings:
     )
 
 
-def _jobset_spec(job: JobSpec, groups: Sequence[PodGroup]) -> dict[str, Json]:
-    """Returns the spec of the run's JobSet, with the workload's patch."""
+def _jobset(job: JobSpec, groups: Sequence[PodGroup]) -> Document:
+    """Returns metadata and spec of the run's JobSet, with the workload's patch."""
     settings = job.platform_settings.kubernetes_settings
     is_trainer = settings.api == "trainer"
     spec: dict[str, Json] = {
@@ -237,8 +237,12 @@ def _jobset_spec(job: JobSpec, groups: Sequence[PodGroup]) -> dict[str, Json]:
         # it, and so trains again, for ever (kubeflow/trainer#3779). Later ones refuse it here.
         del spec["ttlSecondsAfterFinished"]
         reserved = {**_RESERVED, "spec ttlSecondsAfterFinished": "a TrainJob has no TTL"}
-    check_patch(settings.jobset.document, key="kubernetes.jobset", reserved=reserved)
-    return mapping_of(spec, patch_document(settings.jobset.spec))
+    return patched(
+        {"metadata": _metadata(job), "spec": spec},
+        settings.jobset.document,
+        key="kubernetes.jobset",
+        reserved=reserved,
+    )
 
 
 def _failure_policy(settings: KubernetesSettings, *, dnn: str) -> dict[str, Json]:

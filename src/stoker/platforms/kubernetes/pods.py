@@ -10,7 +10,7 @@ from stoker.environment import RUN_FILE, RUN_VARIABLE
 from stoker.errors import UsageError
 from stoker.host.machine import CPU_REQUEST
 from stoker.platforms.base import JobSpec, channels_by_group
-from stoker.platforms.patch import check_patch, mapping_of
+from stoker.platforms.patch import patched
 from stoker.records import Channel, Group, Json, KubernetesSettings, PodSettings, bare_type
 from stoker.records.base import Document, mapping, mappings, text
 from stoker.records.platforms import NodePool
@@ -200,8 +200,7 @@ def _template(
             containers.append({**each, "name": name} if is_own else each)
         if containers:
             patch = {**patch, "spec": {**mapping(patch, "spec"), "containers": containers}}
-        check_patch(patch, key=key, reserved=reserved)
-        template = mapping_of(template, patch)
+        template = patched(template, patch, key=key, reserved=reserved)
     return template
 
 

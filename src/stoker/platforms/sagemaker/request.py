@@ -24,7 +24,7 @@ from stoker.platforms.base import (
     groups_of_channel,
     run_settings,
 )
-from stoker.platforms.patch import check_patch, mapping_of
+from stoker.platforms.patch import patched
 from stoker.records import Channel, Json, SageMakerSettings, nearest
 from stoker.records.base import Document, item_at, mapping, mappings, text
 from stoker.records.hyperparameters import encoded
@@ -114,8 +114,7 @@ def plan_request(job: JobSpec) -> SageMakerRequest:
         own[CODE_CHANNEL] = Channel(uri=code_uri)
     planned = _training_job(job, settings, folder=folder, own=own)
     patch = patch_document(settings.request)
-    check_patch(patch, key="sagemaker.request", reserved=RESERVED)
-    body = mapping_of(planned, patch)
+    body = patched(planned, patch, key="sagemaker.request", reserved=RESERVED)
     run = _settings_of_run(job, settings, code_uri=code_uri)
     body["Tags"] = [*mappings(body, "Tags"), {"Key": REQUEST_TAG, "Value": _digest(body, run)}]
     _check_secrets(job, mapping(body, "Environment"))
