@@ -414,7 +414,7 @@ def test_the_role_has_exactly_a_run_s_rights(api, platform, job, follow, api_nam
     assert followed.ended().status == "succeeded"
     for _ in range(2):
         keep_profile(platform._cluster, NAME, "key", "{}")
-    assert kept_profile(platform._cluster, NAME, "key")[0] == "{}"
+    assert kept_profile(platform._cluster, NAME, "key") == "{}"
     api.end_job(NAME, "Failed")
     platform.submit(request)
     platform.clean_up(NAME, settings.platform_settings, run_id="0badcafe-0000")
