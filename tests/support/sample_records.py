@@ -288,6 +288,5 @@ def _plan(action: Action, *, data_hosts: int, step: float) -> Plan:
             speedup=BASELINE_SECONDS / step,
             cost_change=usd / _usd(BASELINE_SECONDS, hosts=1) - 1,
             cpu_seconds=step * (1 + data_hosts),
-            accelerator_seconds=0.0,
         ),
     )

@@ -76,7 +76,6 @@ def test_hours_and_cost_are_of_whole_epochs():
         seconds = 420 * outcome.whole_step_seconds
         assert outcome.total_hours == pytest.approx(seconds / 3600)
         assert outcome.cpu_seconds == pytest.approx(cores * outcome.whole_step_seconds)
-        assert outcome.accelerator_seconds == pytest.approx(outcome.whole_step_seconds)
 
 
 def test_first_batch_of_a_script_without_workers_is_made_by_one_with_data_hosts():

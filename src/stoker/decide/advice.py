@@ -187,9 +187,9 @@ def warnings_of(space: Space, prices: Prices) -> Iterator[str]:
     today = space.today
     catalog = space.catalog
     # Where other programs ran, no band is believed at all.
-    for doubt in () if space.work.is_too_noisy else space.work.doubts:
-        if doubt.width >= _WORTH_A_LINE:
-            yield f"the bands are wider: {doubt.text}"
+    for text, width in space.work.doubts.items():
+        if width >= _WORTH_A_LINE and not space.work.is_too_noisy:
+            yield f"the bands are wider: {text}"
     refresh = "stoker catalog" if catalog.info.is_this_machine else "python tools/refresh_prices.py"
     if prices.hosts_region:
         yield (

@@ -164,7 +164,7 @@ def _gain_and_limits(space: Space, plan: Plan) -> str:
     text = as_fast(outcome.speedup)
     if space.is_billed:
         text += f", {cost_change_words(outcome.cost_change, is_billed=True)}"
-    elif outcome.accelerator_seconds:
+    elif space.today.accelerators:
         text += f", accelerators busy {percentage(outcome.accelerator_utilization)}"
     elif (added := cores(outcome) - space.work.vcpus) > 1e-6:
         text += f", on {added:.3g} more core{'' if round(added, 6) == 1 else 's'}"

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from stoker.catalog import Catalog, Instance, local_instance
-from stoker.decide.model import Doubt, Unexplained, Work, estimate
+from stoker.decide.model import Unexplained, Work, estimate
 from stoker.decide.work import reserved_vcpus
 from stoker.records import Profile, TakenElsewhere
 from stoker.records.decision import AcceleratorStepSource, CpuSpeedSource
@@ -126,7 +126,7 @@ def taken_as(
         others_vcpus=0.0,
         reserved_vcpus=reserved_vcpus(target) if is_first_accelerator else work.reserved_vcpus,
         factors=factors,
-        doubts=(*work.doubts, *(Doubt(width=doubts[text], text=text) for text in doubts)),
+        doubts={**work.doubts, **doubts},
         unexplained=unexplained,
     )
     step = estimate(there, there.todays).step_seconds

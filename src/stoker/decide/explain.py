@@ -22,12 +22,6 @@ from stoker.units import (
 
 _MOST_ROWS = 12
 _MARKS = "* chosen, ? asked for, ~ probable."
-_MEANINGS = {
-    "$/1000": "$/1000: dollars for 1,000 steps of today's global batch.",
-    "busy": "busy: share of a step in which accelerators compute.",
-    "cores": "cores: of all hosts.",
-    "CPU-s": "CPU-s: cores, times the step.",
-}
 
 
 def explain(decision: Decision) -> str:
@@ -156,25 +150,16 @@ def _mark(plan: Plan, decision: Decision) -> str:
 
 def plan_columns(decision: Decision) -> tuple[str, str]:
     """Returns the heads of the two columns by which plans are compared, beside their time."""
-    if decision.prices.is_billed:
-        return "$/h", "$/1000"
-    has_accelerators = any(
-        plan.predicted and plan.predicted.accelerator_seconds for plan in decision.plans
-    )
-    return ("busy", "cores") if has_accelerators else ("cores", "CPU-s")
+    return ("$/h", "$/1000") if decision.prices.is_billed else ("busy", "cores")
 
 
 def plan_cells(outcome: Predicted, heads: tuple[str, str]) -> list[str]:
     """Returns the cells of `plan_columns`."""
+    if heads == ("busy", "cores"):
+        return [percentage(outcome.accelerator_utilization), f"{cores(outcome):.3g}"]
     mark = ESTIMATE if outcome.is_estimate else ""
-    cells = {
-        "$/h": f"{mark}{digits(outcome.usd_per_hour or 0.0, 4)}",
-        "$/1000": f"{mark}{digits(outcome.usd_per_1000_steps or 0.0, 4)}",
-        "cores": f"{cores(outcome):.3g}",
-        "CPU-s": digits(outcome.cpu_seconds or 0.0, 3),
-        "busy": percentage(outcome.accelerator_utilization),
-    }
-    return [cells[head] for head in heads]
+    dollars = (outcome.usd_per_hour or 0.0, outcome.usd_per_1000_steps or 0.0)
+    return [f"{mark}{digits(each, 4)}" for each in dollars]
 
 
 def table_notes(decision: Decision) -> list[str]:
@@ -182,8 +167,11 @@ def table_notes(decision: Decision) -> list[str]:
     notes = [_MARKS]
     if decision.bottleneck == "unexplained":
         notes.append("Rough guide only: the profile is not reliable enough for these figures.")
-    heads = plan_columns(decision)
-    notes += [meaning for head, meaning in _MEANINGS.items() if head in heads]
+    notes.append(
+        "$/1000: dollars for 1,000 steps of today's global batch."
+        if decision.prices.is_billed
+        else "busy: share of a step in which the model computes. cores: of all hosts."
+    )
     outcomes = [plan.predicted for plan in decision.plans if plan.predicted]
     if any(is_whole_longer(each.step_seconds, each.counted_seconds) for each in outcomes):
         notes.append("step: over whole epochs, with their starts and what lies between them.")

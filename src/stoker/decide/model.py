@@ -136,14 +136,6 @@ class Cluster:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Doubt:
-    """Something that was not measured; `width` is the relative error it may add."""
-
-    width: float
-    text: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Unexplained:
     """Why a profile supports no recommendation.
 
@@ -183,6 +175,7 @@ class Work:
         launch_share: Share of the accelerator's step in which no kernel runs, though no batch is
             waited for: the script launches them too slowly.
         epochs: Time beyond the usual steps of whole epochs.
+        doubts: What was not measured, each with the relative error that it may add.
         others_width: Relative error from other programs.
         is_checked: The profile was checked against its own parts.
         factors: Factor on a limit's term with which today's cluster gives today's step.
@@ -211,7 +204,7 @@ class Work:
     launch_share: float = 0.0
     global_batch_size: int | None = None
     epochs: EpochTimes | None = None
-    doubts: tuple[Doubt, ...] = ()
+    doubts: Mapping[str, float] = field(default_factory=dict)
     unexplained: Unexplained | None = None
     others_width: float = 0.0
     is_checked: bool = False

@@ -295,8 +295,9 @@ def _predicted(space: Space, cluster: Cluster, made: Estimate, width: float) -> 
         width: The relative error.
     """
     work = space.work
-    price = _usd_per_hour(cluster)
-    price_today = _usd_per_hour(work.todays)
+    groups = [*_groups(cluster)]
+    price = space.catalog.usd_per_hour(groups)
+    price_today = space.catalog.usd_per_hour(_groups(work.todays))
     if space.is_billed and None in (price, price_today):
         return None
     step = made.step_seconds
@@ -337,8 +338,7 @@ def _predicted(space: Space, cluster: Cluster, made: Estimate, width: float) -> 
         speedup=seconds_today / seconds,
         cost_change=change,
         cpu_seconds=seconds * _capacity(cluster),
-        accelerator_seconds=seconds * cluster.dnn.count * cluster.dnn.instance.accelerators,
-        is_estimate=price is not None and any(each.instance.estimate for each in cluster.hosts),
+        is_estimate=price is not None and bool(space.catalog.estimates(groups)),
         total_hours=hours,
         **figures,
     )
@@ -347,15 +347,6 @@ def _predicted(space: Space, cluster: Cluster, made: Estimate, width: float) -> 
 def _limit(limit: Limit, work: Work) -> Limit:
     # An accelerator that idles between its kernels is not the limit.
     return "launch" if limit == "accelerator" and work.launch_share else limit
-
-
-def _usd_per_hour(cluster: Cluster) -> float | None:
-    total = 0.0
-    for hosts in cluster.hosts:
-        if hosts.instance.usd_per_hour is None:
-            return None
-        total += hosts.count * hosts.instance.usd_per_hour
-    return total
 
 
 def _capacity(cluster: Cluster) -> float:
@@ -394,7 +385,7 @@ def _batch_seconds(work: Work, hosts: Hosts) -> float:
 def _widths(work: Work, cluster: Cluster, made: Estimate) -> Iterator[float]:
     """Yields the relative errors of a prediction, by the doubts of the work and of the cluster."""
     yield _BAND
-    yield from (doubt.width for doubt in work.doubts)
+    yield from work.doubts.values()
     if made.second_seconds >= _NEAR * made.step_seconds:
         yield _NEAR_BAND
     types = {hosts.instance.type: hosts.instance for hosts in (*cluster.hosts, work.todays.dnn)}

@@ -5,11 +5,11 @@ that bind today (CPU and workers, the accelerator, or the storage): more CPU nev
 accelerator faster than measured. The measured CPU-seconds of loading are never changed.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 from stoker.catalog import Instance
-from stoker.decide.model import LOADING, WAITS, Doubt, Unexplained, Work, estimate
+from stoker.decide.model import LOADING, WAITS, Unexplained, Work, estimate
 from stoker.errors import UsageError
 from stoker.records import Limit, Profile, Storage
 from stoker.records.profile import OTHERS, error_width, is_beyond_telling
@@ -105,7 +105,7 @@ def measure(
     work = replace(work, factors=dict.fromkeys(binding, ratio))
     return replace(
         work,
-        doubts=(*work.doubts, *_doubts(profile, work)),
+        doubts={**work.doubts, **_doubts(profile, work)},
         unexplained=_unexplained(profile, work, machine_vcpus),
     )
 
@@ -120,19 +120,17 @@ def _uncorrected(
     ranks = profile.ranks or hosts * processes
     vcpus = today.capacity * hosts
     wait = step.wait_seconds
-    doubts = []
+    doubts: dict[str, float] = {}
     accelerator = step.accelerator_step_seconds
     if accelerator is None:
         accelerator = max(0.0, step.step_seconds - (wait or 0.0))
         # On CPUs it also has what loading beside it takes of them.
         width = 0.15 if today.accelerators else 0.3
-        doubts.append(
-            Doubt(width=width, text="the accelerator-only step is the step less its wait")
-        )
+        doubts["the accelerator-only step is the step less its wait"] = width
     trainer = step.trainer_cpu_seconds
     reserved = 0.0
     if trainer is None:
-        doubts.append(Doubt(width=0.23, text="the trainer's own CPU use was not measured"))
+        doubts["the trainer's own CPU use was not measured"] = 0.23
         # Without accelerators the step is CPU work, of at least one thread per rank.
         trainer = 0.0 if today.accelerators else (step.accelerator_step_seconds or 0.0) * ranks
         reserved = reserved_vcpus(today) if today.accelerators else 0.0
@@ -162,9 +160,7 @@ def _uncorrected(
     cpu = step.loader_cpu_seconds
     turns = 0.0
     if cpu is None:
-        doubts.append(
-            Doubt(width=0.15, text="loading is taken to use all the CPU of today's hosts")
-        )
+        doubts["loading is taken to use all the CPU of today's hosts"] = 0.15
         cpu = _free_cpu_seconds(work, step.step_seconds - accelerator if wait is None else wait)
     elif None not in (step.used_cpu_seconds, step.trainer_cpu_seconds) and step.num_workers != 0:
         # Without workers one thread loads and trains in turn. What it uses beyond are threads of
@@ -177,7 +173,7 @@ def _uncorrected(
         loader_wall_seconds=wall,
         turns_cpu_seconds=turns,
         shared_seconds=_shared_seconds(profile, work, wall=wall),
-        doubts=tuple(doubts),
+        doubts=doubts,
     )
 
 
@@ -249,16 +245,18 @@ def _free_cpu_seconds(work: Work, wait: float) -> float:
 # How far a profile can be trusted.
 
 
-def _doubts(profile: Profile, work: Work) -> Iterator[Doubt]:
-    """Yields why the model's figures of today's step may be wrong, each with how far."""
+def _doubts(profile: Profile, work: Work) -> dict[str, float]:
+    """Returns why the model's figures of today's step may be wrong, each with how far."""
+    doubts = {}
     miss = abs(work.measured_seconds / work.step_seconds - 1)
     if miss > 0.05:
-        yield Doubt(width=min(miss, 0.5), text=_miss_words(work))
+        doubts[_miss_words(work)] = min(miss, 0.5)
     if profile.check is None:
-        yield Doubt(width=0.1, text="the profile was not checked against its own parts")
+        doubts["the profile was not checked against its own parts"] = 0.1
     if work.others_width:
         others = f"{work.others_vcpus:.1f} of the {vcpus_words(work.vcpus)}"
-        yield Doubt(width=work.others_width, text=f"{OTHERS} {others} while it was profiled")
+        doubts[f"{OTHERS} {others} while it was profiled"] = work.others_width
+    return doubts
 
 
 def too_busy(profile: Profile, *, vcpus: float, machine_vcpus: float | None = None) -> str:

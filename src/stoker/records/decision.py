@@ -107,7 +107,6 @@ class Predicted(Record, frozen=True, kw_only=True):
         total_usd: Dollars of the whole training.
         break_even_speedup: Speedup at which a step costs as much as today.
         cpu_seconds: vCPUs of all hosts times this step.
-        accelerator_seconds: Accelerators of all hosts times this step.
         is_estimate: Whether dollars come from an estimated price (`prices.estimated`).
     """
 
@@ -126,7 +125,6 @@ class Predicted(Record, frozen=True, kw_only=True):
     total_usd: NonNegativeFloat | None = None
     break_even_speedup: NonNegativeFloat | None = None
     cpu_seconds: NonNegativeFloat | None = None
-    accelerator_seconds: NonNegativeFloat | None = None
     whole_step_seconds: PositiveFloat | None = None
     whole_step_seconds_low: PositiveFloat | None = None
     whole_step_seconds_high: PositiveFloat | None = None
