@@ -218,6 +218,12 @@ def _checks(workload: Workload) -> Iterator[tuple[bool, str, str, str]]:
         is_empty = gate.min is not None and gate.max is not None and gate.min > gate.max
         what = f"gate {gate.metric}: min {gate.min} is above max {gate.max}"
         yield is_empty, key, what, "swap them"
+    names = dict[str, str]()
+    for name in workload.hyperparameters:
+        # A script would be told both, and takes one.
+        other = names.setdefault(name.replace("-", "_"), name)
+        what = f"{other} and {name} are one hyperparameter to most scripts"
+        yield name != other, f"hyperparameters.{name}", what, f"set {other} alone"
     yield (
         "@" in urlsplit(workload.tracking.mlflow or "").netloc,
         "tracking.mlflow",

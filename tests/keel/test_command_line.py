@@ -40,6 +40,7 @@ FILES = {
     "cloud.yaml": CLOUD,
     "version.yaml": "schema: stoker.workload/v99\n" + GOOD,
     "twice.yaml": GOOD + "name: y\n",
+    "twins.yaml": GOOD + "hyperparameters: {batch-size: 3}\n",
 }
 # The command, and words of names that the answer has: of a file, a key, a flag, the nearest name.
 REFUSED = [
@@ -56,6 +57,7 @@ REFUSED = [
     ("run nan.yaml", ["max_usd"]),
     ("run version.yaml", ["version.yaml"]),
     ("run twice.yaml", ["name"]),
+    ("run twins.yaml --set hyperparameters.batch_size=4", ["batch-size"]),
     ("run good.yaml --from trian", ["--from", "train"]),
     ("run good.yaml --from train", []),
     ("run good.yaml --set feed.lease_second=3", ["lease_second", "lease_seconds"]),
