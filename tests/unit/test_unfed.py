@@ -24,6 +24,8 @@ def test_a_loader_that_is_not_stokers_is_named_once(tmp_path):
     settings = from_environment({"STOKER_OUTPUT": str(tmp_path)})
     watch = OptimizerWatch(settings, Log(run="test", host="algo-1", stream=said))
     watch.seen = "torch.utils.data.dataloader.DataLoader"
+    # An optimizer's hook is called where torch is.
+    pytest.importorskip("torch")
     for _ in range(2 * ENOUGH_STEPS):
         watch.step()
     assert "torch.utils.data.dataloader.DataLoader is read without stoker" in said.getvalue()
