@@ -809,7 +809,7 @@ RUN_FILES = MappingProxyType(
         "evaluation.json": "The [evaluation](records.md#evaluationjson): gates, and the promise.",
         "report.html": "The report: one file, without scripts, that opens offline.",
         "timeline.csv": "A row for each step of the first rank: waiting, computing, samples.",
-        "metrics.jsonl": "A line of JSON per interval: steps, waits, hosts and GPUs "
+        "metrics.jsonl": "A line of JSON per interval: steps, waits, hosts, GPUs, memory "
         "([fields](../feed.md#see-inside)).",
         "bad_samples.csv": "With `feed.on_error`: a row for each sample that was left out or "
         "replaced ([how to](../how-to/bad-samples.md)).",

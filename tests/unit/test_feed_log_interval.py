@@ -5,7 +5,7 @@ from io import StringIO
 import msgspec
 import pytest
 
-from stoker.feed.engine.run_messages import FeedWork, HostWork, Progress
+from stoker.feed.engine.run_messages import FeedWork, HostWork, MemoryPeak, Progress
 from stoker.figures.intervals import (
     Interval,
     IntervalLog,
@@ -118,6 +118,9 @@ def test_the_bottleneck_is_named_with_what_was_seen(value, limit, words):
     assert found.advice
 
 
+MEMORY = MemoryPeak(limit_bytes=8, peak_bytes=3, used_bytes=2, is_cgroups=True)
+
+
 def ticked(file, *, seconds):
     """Lets a leader look at a rank that ends five batches a second, and returns what it logged."""
     now, stream = 0.0, StringIO()
@@ -126,6 +129,7 @@ def ticked(file, *, seconds):
         log=Log(run="run", host="gpu-1", stream=stream),
         steps=RunSteps(file.parent),
         progress=lambda: {0: report(seconds=now, batches=round(5 * now))},
+        memory=lambda: {"gpu-1": MEMORY},
         clock=lambda: now,
     )
     for second in range(1, seconds + 1):
@@ -141,4 +145,5 @@ def test_the_leader_leaves_rows_and_lines_every_two_seconds(tmp_path):
     found = read_intervals(tmp_path / "metrics.jsonl")
     assert [each.start_seconds for each in found] == [0.0, 2.0, 4.0, 6.0, 8.0]
     assert all(each.ranks[0].batches_per_second == 5.0 for each in found)
+    assert all(each.memory == {"gpu-1": MEMORY} for each in found)
     assert [interval_in(parse_line(line)) for line in lines] == found

@@ -1,4 +1,4 @@
-"""One row per interval of a run: steps, waits, hosts and GPUs over the same seconds.
+"""One row per interval of a run: steps, waits, hosts, GPUs and memory over the same seconds.
 
 The leader writes each row to `metrics.jsonl`, which the report and the record read, and as one
 event to its log, which `stoker watch`, the line of progress and SageMaker's metrics read.
@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import msgspec
 
-from stoker.feed.engine.run_messages import FeedWork, HostWork, Progress
+from stoker.feed.engine.run_messages import FeedWork, HostWork, MemoryPeak, Progress
 from stoker.figures.progress import (
     NO_PROGRESS,
     Figure,
@@ -125,6 +125,7 @@ class Interval(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         ranks: Rates of the ranks, where there is a data group.
         hosts: Rates of hosts with data workers, likewise.
         gpus: Load of all dnn hosts' GPUs.
+        memory: Memory of each host, by its name.
     """
 
     start_seconds: Figure
@@ -135,6 +136,7 @@ class Interval(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ranks: tuple[RankRate, ...] = ()
     hosts: tuple[HostRate, ...] = ()
     gpus: tuple[GpuRate, ...] = ()
+    memory: dict[str, MemoryPeak] = {}
 
     @property
     def end_seconds(self) -> float:
@@ -307,6 +309,7 @@ class IntervalLog:
         steps: Of the leader's own ranks.
         progress: What all ranks have reported.
         gpu_means: Of each dnn host's GPUs since the last call, by host.
+        memory: Of each host now, by its name.
         spent_usd: Dollars so far.
 
     Attributes:
@@ -318,6 +321,7 @@ class IntervalLog:
     steps: RunSteps
     progress: Callable[[], ProgressByRank] = dict
     gpu_means: Callable[[], Mapping[str, Sequence[GpuState]]] = dict
+    memory: Callable[[], dict[str, MemoryPeak]] = dict
     spent_usd: Callable[[], float | None] = lambda: None
     clock: Callable[[], float] = time.monotonic
     gpus: dict[str, dict[str, Gpu]] = field(default_factory=dict)
@@ -368,6 +372,7 @@ class IntervalLog:
                 ranks=ranks,
                 hosts=hosts,
                 gpus=gpus,
+                memory=self.memory(),
             )
         )
 

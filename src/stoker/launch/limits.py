@@ -74,6 +74,7 @@ class Limits:
             steps=RunSteps(run.output, file=timeline),
             progress=lambda: self.progress,
             gpu_means=self._gpu_means,
+            memory=self.peaks,
             spent_usd=lambda: self.spending.usd,
         )
 
