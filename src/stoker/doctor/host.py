@@ -67,7 +67,7 @@ def torch_check(environ: Mapping[str, str] = os.environ) -> Finding:
     if tuple(map(int, re.findall(r"\d+", torch.__version__)[:2])) < _MIN_TORCH:
         return Finding("torch", "fail", text, "use PyTorch 2.4 or newer")
     num_devices = machine.num_accelerators(environ)
-    if not torch.cuda.is_available() and num_devices:
+    if num_devices and not torch.cuda.is_available():
         fix = "use an image whose PyTorch has CUDA, of a version that the host's driver supports"
         return Finding("torch", "fail", f"{text}: it can use none of {num_devices} GPUs", fix)
     if num_devices:
