@@ -3,8 +3,10 @@
 import contextlib
 import socket
 import threading
+from io import StringIO
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from hypothesis import given
@@ -14,6 +16,7 @@ from stoker.errors import ProtocolError
 from stoker.feed.engine import batch_socket
 from stoker.feed.engine.batch_socket import BufferPool, Connection, layout
 from stoker.feed.engine.codec import decode, encode
+from stoker.feed.engine.host import LocalLink
 from stoker.feed.engine.records import (
     HEAD_BYTES,
     RECORD_BYTES,
@@ -22,6 +25,8 @@ from stoker.feed.engine.records import (
     Unsealer,
     new_key,
 )
+from stoker.logs import Log
+from support.processes import until
 
 MAX_PACKED = 1 << 20
 # Sealed by another implementation, with the key of bytes 0 to 31.
@@ -183,3 +188,13 @@ def test_records_have_the_bytes_of_their_layout():
     assert head[:36].hex() == HEAD
     assert head[36:] == bytes(HEAD_BYTES - 36)
     assert payload.hex() == PAYLOAD
+
+
+def test_local_workers_take_what_the_training_leaves_of_its_cpus():
+    link = LocalLink("here", Log(run="run", host="here", stream=StringIO()))
+    try:
+        assert link.turn({}, lambda _: None)
+        process = psutil.Process().children()[-1]
+        until(lambda: process.nice() == 10, what="a lower priority")
+    finally:
+        link.close()

@@ -33,6 +33,8 @@ from stoker.logs import Log
 MAX_FRUITLESS = 5
 # After one of them.
 _PAUSE_SECONDS = 1.0
+# Of local workers.
+_NICENESS = 10
 
 
 @dataclass(slots=True)
@@ -197,6 +199,8 @@ class LocalLink:
                 log=self.log,
                 tell=lambda _, answer: self._answers.append(answer),
                 invite=self._invite,
+                # They take what the training leaves of its CPUs.
+                niceness=_NICENESS,
             )
             return True
         try:

@@ -142,6 +142,7 @@ class Hosting:
         tell: Takes a session's name and what is answered.
         invite: Has a session's trainer connect to its worker of a number, or send a dataset;
             `attach` takes the connection.
+        niceness: Of all processes here.
         num_started: Workers.
     """
 
@@ -149,13 +150,15 @@ class Hosting:
     log: Log
     tell: Callable[[str, Message], object]
     invite: Callable[[str, int, str, Attach], None]
+    niceness: int = 0
     num_started: int = 0
     _datasets: dict[str, _Dataset] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._channel, end = Channel.pair()
         # -P: a module in the working folder must not replace one of ours.
-        command = [sys.executable, "-P", "-m", _PROGRAM, str(end.fileno()), self.host]
+        arguments = [str(end.fileno()), self.host, str(self.niceness)]
+        command = [sys.executable, "-P", "-m", _PROGRAM, *arguments]
         # Without what makes a Python of a run one of its ranks.
         paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
         kept = [path for path in paths if path and os.path.abspath(path) != _STARTUP]

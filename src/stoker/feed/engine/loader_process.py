@@ -1,4 +1,4 @@
-"""The processes that load datasets and fork workers: `python -m ...loader_process FD HOST`.
+"""Processes that load datasets and fork workers: `python -m ...loader_process FD HOST NICENESS`.
 
 One program with two orders. The first process has torch imported and nothing of the user's. `Load`
 has it fork a child that receives one loader's dataset and unpickles it, once for all ranks, and
@@ -187,6 +187,7 @@ def _load(file: int) -> LoaderSpec:
 
 if __name__ == "__main__":
     end_with_parent(signal.SIGKILL)
+    os.nice(int(sys.argv[3]))
     # Ctrl-C reaches the whole process group; the agent's host handles it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Of all that are forked: where native code crashes, the host's log has the stack.
