@@ -19,8 +19,7 @@ import feed_crowd
 import feed_job
 import feed_overhead
 import feed_ranks
-from measuring import HERE, environment
-from rows import Row, markdown
+from measuring import HERE, Row, environment, markdown
 
 PARTS = ("even", "exponential", "straggler", "cpu", "flat", "mnist", "ranks", "crowd")
 RESULT = HERE / "results" / "feed.json"

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from cases import Case
-from measuring import can_import, rotated, say, spread, trained
-from rows import Comparison, Row, alone, times
+from measuring import Comparison, Row, alone, can_import, rotated, say, spread, times, trained
 from stoker.feed.engine.records import KEY_BYTES, TAG_BYTES, records
 
 LOADERS = ("raw", "stoker encrypted", "torch local")

@@ -19,8 +19,7 @@ import psutil
 import torch
 from torch.utils.data import Dataset, default_collate
 
-from measuring import say, spread
-from rows import Row
+from measuring import Row, say, spread
 from stoker import DataLoader
 from stoker_hosts import run_under_stoker
 

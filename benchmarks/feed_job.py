@@ -7,8 +7,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from measuring import HERE, rotated, run, say, spread
-from rows import Row, times
+from measuring import HERE, Row, rotated, run, say, spread, times
 from stoker_hosts import run_under_stoker
 
 EXAMPLE = HERE.parent / "examples" / "mnist"

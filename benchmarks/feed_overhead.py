@@ -8,8 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from cases import Case
-from measuring import rotated, say, spread, trained
-from rows import Comparison, Row, points
+from measuring import Comparison, Row, points, rotated, say, spread, trained
 
 LOADERS = ("raw", "stoker encrypted", "torch local")
 UNORDERED = (*LOADERS, "torch unordered")

@@ -15,8 +15,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from feed_overhead import case_of
-from measuring import HERE, can_import, environment, rotated, say, spread, trained
-from rows import Row, markdown, points
+from measuring import (
+    HERE,
+    Row,
+    can_import,
+    environment,
+    markdown,
+    points,
+    rotated,
+    say,
+    spread,
+    trained,
+)
 
 CASES = ("even", "exponential", "straggler")
 # As the chart names them, and as feed_trainer.py does.
