@@ -56,11 +56,7 @@ def unfed_words(loader: ProfiledLoader | None, feed: FeedSettings | None = None)
     if loader is None:
         return ""
     replaces = feed.replace_dataloader if feed else "auto"
-    why = loader.in_step or loader.made_here
-    if loader.fails_in_workers:
-        why = why or f"it fails in a worker ({loader.fails_in_workers})"
-    if loader.shippable is not None and not loader.shippable.ok:
-        why = why or loader.shippable.why
+    why = loader.shippable.why if loader.shippable else ""
     if loader.reach == "own":
         why = "it makes batches in its own way"
     elif loader.reach == "left" and replaces == "auto":

@@ -3,6 +3,7 @@
 from stoker.catalog import load_catalog
 from stoker.decide.work import parts_of
 from stoker.profile.explain import explain
+from stoker.records import Shippable
 from support.decisions import decided
 from support.profiled_ranks import changed, profile_of, rank_of
 
@@ -29,13 +30,14 @@ def told(rank):
 
 
 def test_neither_workers_nor_data_hosts_are_promised():
-    profile, decision, path = told(changed(STARVED, fails_in_workers=f"RuntimeError: {ERROR}"))
+    shippable = Shippable(ok=False, why=f"it fails in a worker (RuntimeError: {ERROR})")
+    profile, decision, path = told(changed(STARVED, shippable=shippable))
     assert parts_of(profile).bottleneck == "workers"
     assert not [fix for fix in profile.fixes if fix.id == "num_workers"]
     assert (decision.action, decision.verdict) == ("keep", "none")
     assert not [plan for plan in decision.plans if plan.action in ("tune", "heterogeneous")]
     reply, because = path["Is there a free fix?"]
-    assert (reply, because) == ("no", f"the loader fails in a worker: RuntimeError: {ERROR}")
+    assert (reply, because) == ("no", f"it fails in a worker (RuntimeError: {ERROR})")
     assert "it fails in a worker" in path["Would a data group be faster?"][1]
     assert "gets no help from data hosts: it fails in a worker" in " ".join(
         explain(profile).split()

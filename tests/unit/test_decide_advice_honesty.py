@@ -1,9 +1,7 @@
 """`decide` promises nothing that a profile ruled out, on figures that were advised wrongly once."""
 
 from dataclasses import replace
-from functools import partial
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -86,28 +84,6 @@ def test_workers_that_share_a_disk_are_promised_no_more_than_was_measured_of_the
 
 SHARED = ms(step=66.1, wait=40, accelerator=22, trainer=21, loader=42, wall=42)
 ONE_CORE = rank_of(SHARED, rates={1: 23.0}, workers=1, vcpus=1)
-BURNING = Evidence(seconds=1.0, elsewhere_seconds=1.0)
-BUSY_NEIGHBOUR = profile_of(msgspec.structs.replace(ONE_CORE, evidence=BURNING))
-
-
-def test_cores_that_others_keep_busy_promise_nothing_of_hosts_on_them():
-    # One core of a machine of two, whose other one is burning: the data host would be there.
-    decide_on_two = partial(decided, cores=2, **ONE_HOST)
-    assert decide_on_two(profile_of(ONE_CORE)).action == "heterogeneous"
-    decision = decide_on_two(BUSY_NEIGHBOUR)
-    assert (decision.action, decision.bottleneck) == ("keep", "unexplained")
-    assert decision.plan.reason == (
-        "the measurement is not reliable: other programs were using 1.0 of this machine's other "
-        "1 vCPU; profile again on a quiet machine"
-    )
-    # Said once, and without a word about money: nobody is billed.
-    assert words(decision).count("were using 1.0 of this machine's other 1 vCPU") == 1
-    assert not decision.advice
-    assert not decision.warnings
-    for word in ("money", "spending", "$", "costs"):
-        assert word not in words(decision)
-
-
 # A loader that sleeps, one worker on one vCPU: four workers are free, a data host makes it five.
 ASLEEP = ms(step=42.7, wait=40, accelerator=2, trainer=2, loader=0.4, wall=42.7)
 SLEEPY = profile_of(rank_of(ASLEEP, rates={1: 23.4}, workers=1, vcpus=1, others=0.05))

@@ -50,16 +50,6 @@ def test_data_hosts_are_promised_no_more_than_the_shards_make():
 
 
 OWN = ProfiledLoader(class_name="litdata.streaming.dataloader.StreamingDataLoader", reach="own")
-SHARED = ProfiledLoader(
-    class_name=TORCHS, reach="torch", made_here="dataset.epoch is a tensor in shared memory"
-)
-# A replay buffer under a loader without workers.
-IN_STEP = ProfiledLoader(
-    class_name=TORCHS,
-    reach="torch",
-    in_step="dataset.items changed between two batches, and num_workers=0 means that no batch is "
-    "made before it is asked for",
-)
 UNSENDABLE = ProfiledLoader(
     class_name=TORCHS,
     reach="torch",
@@ -75,8 +65,6 @@ LEFT = ProfiledLoader(class_name=TORCHS, reach="left")
         (OWN, FeedSettings()),
         (ProfiledLoader(class_name=TORCHS, reach="torch"), FeedSettings(replace_dataloader=False)),
         (LEFT, FeedSettings()),
-        (SHARED, FeedSettings()),
-        (IN_STEP, FeedSettings()),
         (UNSENDABLE, FeedSettings()),
     ],
 )

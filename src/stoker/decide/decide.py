@@ -153,7 +153,6 @@ def _space(inputs: DecisionInputs) -> Space:
         today=host,
         processes=inputs.processes_on(host),
         storage=constraints.storage or "unknown",
-        machine_vcpus=catalog.max_total_vcpus,
     )
     taken = None
     if given:
@@ -168,11 +167,9 @@ def _space(inputs: DecisionInputs) -> Space:
         bottleneck = "unexplained"
     elif work.launch_share and bottleneck in ("accelerator", "none"):
         bottleneck = "launch"
-    unworkable = ""
-    if loader and loader.in_step:
-        unworkable = f"workers make no batch ahead: {loader.in_step}"
-    elif loader and loader.fails_in_workers:
-        unworkable = f"the loader fails in a worker: {loader.fails_in_workers}"
+    shippable = loader.shippable if loader else None
+    # A loader without workers: what data hosts cannot make, workers cannot make either.
+    unworkable = shippable.why if shippable and work.num_workers == 0 else ""
     return Space(
         profile=profile,
         work=work,

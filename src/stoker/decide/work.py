@@ -72,7 +72,6 @@ def measure(
     today: Instance,
     processes: int,
     storage: Storage = "unknown",
-    machine_vcpus: float | None = None,
 ) -> Work:
     """Returns the work of a step, corrected so that today's cluster gives today's step.
 
@@ -81,7 +80,6 @@ def measure(
         today: Type of its hosts.
         processes: Trainer processes that are launched on a host.
         storage: Whether each host has a separate storage.
-        machine_vcpus: Size of the machine, if all plans run on one.
 
     Raises:
         UsageError: If a number of the profile is out of range.
@@ -106,7 +104,7 @@ def measure(
     return replace(
         work,
         doubts={**work.doubts, **_doubts(profile, work)},
-        unexplained=_unexplained(profile, work, machine_vcpus),
+        unexplained=_unexplained(profile, work),
     )
 
 
@@ -259,30 +257,19 @@ def _doubts(profile: Profile, work: Work) -> dict[str, float]:
     return doubts
 
 
-def too_busy(profile: Profile, *, vcpus: float, machine_vcpus: float | None = None) -> str:
-    """Returns why other programs make the profile too noisy; empty if they do not.
-
-    Args:
-        profile: With what other programs used.
-        vcpus: vCPUs of all hosts.
-        machine_vcpus: vCPUs of the machine that all plans must share; None: hosts have their own.
-    """
-    begin = f"the measurement is not reliable: {OTHERS}"
+def too_busy(profile: Profile, *, vcpus: float) -> str:
+    """Returns why other programs make a profile of so many vCPUs too noisy; empty: they do not."""
     others = others_vcpus_of(profile)
     if is_beyond_telling(others, vcpus=vcpus):
-        return f"{begin} {others:.1f} of the {vcpus_words(vcpus)}"
-    elsewhere = (profile.observed and profile.observed.elsewhere_vcpus) or 0.0
-    rest = (machine_vcpus or 0.0) - vcpus
-    if rest > 0 and is_beyond_telling(elsewhere, vcpus=rest):
-        return f"{begin} {elsewhere:.1f} of this machine's other {vcpus_words(rest)}"
+        return f"the measurement is not reliable: {OTHERS} {others:.1f} of the {vcpus_words(vcpus)}"
     return ""
 
 
-def _unexplained(profile: Profile, work: Work, machine_vcpus: float | None) -> Unexplained | None:
+def _unexplained(profile: Profile, work: Work) -> Unexplained | None:
     """Returns why the parts support no prediction; None: they do."""
     step = profile.step
     check = profile.check
-    if busy := too_busy(profile, vcpus=work.vcpus, machine_vcpus=machine_vcpus):
+    if busy := too_busy(profile, vcpus=work.vcpus):
         return Unexplained(kind="other_programs", text=busy)
     if profile.unmeasured:
         parts = " and ".join(profile.unmeasured)

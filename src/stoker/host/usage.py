@@ -52,27 +52,23 @@ def children_cpu_seconds() -> float:
     return seconds
 
 
-def machine_cpu_seconds() -> tuple[float, float]:
-    """Returns CPU-seconds of all processes on the vCPUs of this one, and on the machine's others.
+def machine_cpu_seconds() -> float:
+    """Returns CPU-seconds of all processes on the vCPUs of this one.
 
     Where a control group's quota limits this process, only that group counts; if the kernel does
-    not count it, this process and those below it. Otherwise the whole machine, on the same vCPUs.
+    not count it, this process and those below it.
     """
-    own = elsewhere = 0.0
-    cpus = range(os.cpu_count() or 1)
-    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else cpus
-    for cpu, times in enumerate(psutil.cpu_times(percpu=True)):
-        # user includes guests; steal is the time that other virtual machines took.
-        fields = times._asdict()
-        idle = sum(fields.get(name, 0.0) for name in ("idle", "iowait", "guest", "guest_nice"))
-        busy = sum(fields.values()) - idle
-        if cpu in allowed:
-            own += busy
-        else:
-            elsewhere += busy
     if group := limiting_group():
-        own = group_cpu_seconds(group) or time.process_time() + children_cpu_seconds()
-    return own, elsewhere
+        return group_cpu_seconds(group) or time.process_time() + children_cpu_seconds()
+    times = psutil.cpu_times(percpu=True)
+    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(len(times))
+    busy = 0.0
+    for cpu in allowed:
+        # user includes guests; steal is the time that other virtual machines took.
+        fields = times[cpu]._asdict()
+        idle = sum(fields.get(name, 0.0) for name in ("idle", "iowait", "guest", "guest_nice"))
+        busy += sum(fields.values()) - idle
+    return busy
 
 
 _MEMINFO = Path("/proc/meminfo")

@@ -72,7 +72,6 @@ def combine(
     waiting = ranks[waits_longest({place: rank.wait_share for place, rank in enumerate(ranks)})]
     slowest = max(ranks, key=lambda rank: rank.compute_seconds)
     vcpus = capacity(ranks)
-    num_hosts = len({rank.host for rank in ranks})
     batches = [rank.batch for rank in ranks if rank.batch]
     walls = [wall for rank in ranks if (wall := _loader_wall(rank)) is not None]
     # More than all vCPUs give in a step is of helper processes that left them.
@@ -96,7 +95,6 @@ def combine(
     )
     gpus = during_steps(gpus)
     notes = chain.from_iterable(rank.notes for rank in ranks)
-    seen = first.evidence
     profile = Profile(
         host=host_of(first, group=group, settings=settings),
         step=step,
@@ -104,12 +102,8 @@ def combine(
             cpu_utilization=min(1.0, used / (longest * vcpus)),
             gpu_utilization=busy_share(gpus),
             gpus=gpus,
-            hosts=num_hosts,
+            hosts=len({rank.host for rank in ranks}),
             others_vcpus=others_vcpus(ranks),
-            # Of several hosts it may be one of theirs.
-            elsewhere_vcpus=(
-                seen.elsewhere_seconds / max(seen.seconds, 1e-9) if num_hosts == 1 else None
-            ),
         ),
         spread={
             name: Spread(low=part.low, high=part.high, samples=part.samples)

@@ -74,7 +74,6 @@ class StepWatch:
         """Returns all counters as they are now."""
         process = time.process_time()
         own, queued = thread_seconds(f"/proc/self/task/{self._tid}")
-        busy, elsewhere = machine_cpu_seconds()
         # Groups are nested, and each may have a quota: the one that stopped it longest counts.
         stopped_seconds, stopped_periods, periods = max(
             (throttling(group) for group in groups_of("cpu")), default=(0.0, 0, 0)
@@ -90,8 +89,7 @@ class StepWatch:
             children_seconds=children_cpu_seconds(),
             knocks=self._knocks,
             held_knocks=self._held_knocks,
-            busy_seconds=busy,
-            elsewhere_seconds=elsewhere,
+            busy_seconds=machine_cpu_seconds(),
             periods=periods,
             throttled_periods=stopped_periods,
             throttled_seconds=stopped_seconds,

@@ -14,17 +14,20 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from stoker.environment import named_instance_type
 from stoker.feed.bookkeeping import kind_of, line_words, made_at
+from stoker.feed.engine.loader_spec import LoaderSpec, refusal_of
 from stoker.feed.engine.pickler import factories_in
 from stoker.feed.foreign_loaders import reach_of
 from stoker.feed.placement import digests_of, is_taken_whole
 from stoker.feed.timed import num_samples
 from stoker.profile.rank_results import BatchFacts, Inventory
-from stoker.records import ProfiledLoader
+from stoker.records import ProfiledLoader, Shippable
 
 _ARRAYS = (torch.Tensor, np.ndarray)
 _FLOATS = (torch.float32, np.float32)
 # A loader that is read where no gradients are wanted is for validation, unless nothing else comes.
 MAX_BATCHES_WITHOUT_GRADIENTS = 50
+# For finding out what cannot be pickled for data hosts: beyond it takes too long.
+_MAX_PICKLE_BYTES = 256 << 20
 
 
 def leaves(batch: object) -> Iterator[torch.Tensor]:
@@ -99,16 +102,16 @@ def early_digests(loader: DataLoader[object]) -> dict[str, str]:
     return digests_of(loader)
 
 
-def made_from(
+def sendable(
     loader: DataLoader[object], *, before: Mapping[str, str]
-) -> tuple[str | None, str | None]:
-    """Returns why no batch may be made ahead, and the line that makes the loader if they may be.
+) -> tuple[Shippable, str | None]:
+    """Returns whether workers and data hosts could make the batches of a loader.
 
-    Batches that are made ahead of the loop would be older than what it changes: a counter, a replay
-    buffer, a curriculum.
+    And the line that makes a loader without workers, if its batches may be made ahead: they would
+    be older than what the loop changes, as a counter, a replay buffer or a curriculum.
 
     Args:
-        before: Digests of many batches before; empty: nothing can be told.
+        before: Digests of many batches before; empty: nothing is compared.
     """
     changed = sorted(before.items() ^ digests_of(loader).items()) if before else []
     if changed:
@@ -117,8 +120,16 @@ def made_from(
             f"{path} changed between two batches, and num_workers=0 means that no batch is "
             "made before it is asked for"
         )
-        return words, None
-    return None, line_words(loader) if before and is_taken_whole(loader) else None
+        return Shippable(ok=False, why=words), None
+    spec = LoaderSpec(
+        dataset=loader.dataset,
+        collate_fn=cast("Callable[[object], object]", loader.collate_fn),
+        worker_init_fn=loader.worker_init_fn,
+        outlives_epochs=loader.persistent_workers,
+    )
+    if err := refusal_of(spec, max_bytes=_MAX_PICKLE_BYTES):
+        return Shippable(ok=False, why=err.what, fix=err.fix), None
+    return Shippable(ok=True), line_words(loader) if before and is_taken_whole(loader) else None
 
 
 # What the firmware says: of EC2's hosts the product is their type.

@@ -94,8 +94,8 @@ def _more_workers(
     loader = ranks[0].loader
     if parts is None or better is None:
         return
-    # Workers are asked ahead: their batches would be older than what the loop changed.
-    if loader is not None and (loader.in_step or loader.fails_in_workers):
+    # Nor can workers make them: of a dataset on an accelerator, or one that the loop changes.
+    if not parts.workers and loader is not None and loader.shippable and loader.shippable.why:
         return
     # A ratio of two modelled steps, applied to the measured one: what the model misses is in both.
     after = max(terms(parts, better).values())

@@ -35,7 +35,6 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
         held_knocks: Knocks at which the lock was held for 4 ms or more.
         process_seconds: CPU of the trainer process, likewise `children_seconds` of all below it.
         busy_seconds: CPU time of any program on these vCPUs; under a quota, of its group only.
-        elsewhere_seconds: CPU time on vCPUs of this machine that this process may not use.
         periods: Periods of the CPU quota; 0: there is no quota.
         throttled_seconds: Time for which its threads were stopped, summed over vCPUs.
     """
@@ -51,7 +50,6 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     process_seconds: float = 0.0
     children_seconds: float = 0.0
     busy_seconds: float = 0.0
-    elsewhere_seconds: float = 0.0
     periods: int = 0
     throttled_periods: int = 0
     throttled_seconds: float = 0.0

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import NoReturn, cast
+from typing import NoReturn
 from weakref import WeakKeyDictionary, ref
 
 import msgspec
@@ -24,8 +24,6 @@ import torch.utils.data
 from stoker.environment import ProcessSettings, from_environment
 from stoker.errors import UsageError
 from stoker.feed.bookkeeping import length_of
-from stoker.feed.engine.loader_spec import LoaderSpec, refusal_of
-from stoker.feed.engine.pickler import SharedMemoryError
 from stoker.feed.replace import note_makings
 from stoker.feed.step_times import whole_run
 from stoker.feed.timed import num_samples
@@ -39,7 +37,7 @@ from stoker.profile.facts import (
     early_digests,
     facts,
     facts_of,
-    made_from,
+    sendable,
     take_inventory,
 )
 from stoker.profile.loader_alone import (
@@ -81,8 +79,6 @@ _PARTS_SHARE = 0.03
 _MOST_PARTS_SECONDS = 2.0
 _SETTLE_SHARE = 0.10
 _MEET_SECONDS = 30.0
-# For finding out what cannot be pickled for data hosts: beyond it takes too long.
-_MAX_PICKLE_BYTES = 256 << 20
 # How often the results so far are written: they are read if the process is killed.
 _KEEP_SECONDS = 5.0
 # In place of a batch: the epoch has ended.
@@ -330,8 +326,7 @@ class Session:
     def _on_stock(self, steps: AsIsSteps) -> Iterator[object]:
         """Yields batches taken ahead, and records the steps on them."""
         loader = self._now.loader
-        in_step, line = made_from(loader, before=self._digests.get(loader, {}))
-        self._learn_of_loader(in_step=in_step, made_ahead_at=line)
+        self._early = self._digests.get(loader, {})
         # A copy, as scripts drop their loaders, and the next one then becomes the main one.
         self._measured = copy.copy(loader)
         self._measured._iterator = None
@@ -432,7 +427,8 @@ class Session:
         """
         is_first = self._result.rank == 0
         if is_first:
-            self._learn_where_batches_are_made(loader)
+            shippable, line = sendable(loader, before=self._early)
+            self._learn_of_loader(shippable=shippable, made_ahead_at=line)
         self._meet("loader-only")
         self._try_worker_counts(loader)
         self._write()
@@ -446,28 +442,6 @@ class Session:
             # A process edge: the dataset is the user's.
             self._notes.append(f"the parts of loading could not be measured: {error_words(err)}")
         self._result.inventory = take_inventory(given=self._wanted.instance_type)
-
-    def _learn_where_batches_are_made(self, loader: Loader) -> None:
-        """Learns whether data hosts could make the batches."""
-        spec = LoaderSpec(
-            dataset=loader.dataset,
-            collate_fn=cast("Callable[[object], object]", loader.collate_fn),
-            worker_init_fn=loader.worker_init_fn,
-            outlives_epochs=loader.persistent_workers,
-        )
-        try:
-            err = refusal_of(spec, max_bytes=_MAX_PICKLE_BYTES)
-        except Exception as unknown:
-            # A process edge: the dataset is the user's.
-            words = error_words(unknown)
-            self._notes.append(f"it is not known whether the dataset can be pickled: {words}")
-            return
-        if err is None or isinstance(err, SharedMemoryError):
-            made_here = err.what if err else None
-            self._learn_of_loader(made_here=made_here, shippable=Shippable(ok=True))
-            return
-        self._learn_of_loader(shippable=Shippable(ok=False, why=err.what, fix=err.fix))
-        self._notes.append(f"{err.what}; data hosts do not help this loader")
 
     def _try_worker_counts(self, loader: Loader) -> None:
         result = self._result
@@ -490,7 +464,8 @@ class Session:
             self._notes.append(f"the loader failed with {workers} workers: {words}")
         if not loader.num_workers and not result.drains:
             # A dataset on an accelerator, say, which a forked process cannot use.
-            self._learn_of_loader(fails_in_workers=next(iter(failed.values()), None))
+            why = f"it fails in a worker ({next(iter(failed.values()), 'no batch came')})"
+            self._learn_of_loader(shippable=Shippable(ok=False, why=why))
 
     def _hand_over(self) -> None:
         """Leaves the result for rank 0; a host's first rank waits for all, before it ends them."""

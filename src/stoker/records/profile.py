@@ -302,7 +302,6 @@ class Observed(Record, frozen=True, kw_only=True):
         gpus: Load of each GPU, while the script ran unchanged.
         hosts: Number of hosts observed.
         others_vcpus: vCPUs of all hosts that other programs used during the unchanged steps.
-        elsewhere_vcpus: Busy vCPUs of this machine outside its only host.
     """
 
     cpu_utilization: Fraction | None = None
@@ -310,7 +309,6 @@ class Observed(Record, frozen=True, kw_only=True):
     gpus: GpuLoads = ()
     hosts: PositiveInt | None = None
     others_vcpus: NonNegativeFloat | None = None
-    elsewhere_vcpus: NonNegativeFloat | None = None
 
     @property
     def suspect(self) -> Literal["cpu", "accelerator", "neither", "unknown"]:
@@ -418,7 +416,8 @@ class Shippable(Record, frozen=True, kw_only=True):
 
     Attributes:
         ok: Whether it can, by the part of its pickle that was looked at.
-        why: The object that cannot, and its error. Empty: it can.
+        why: The object that cannot, and its error; or why a loader without workers has to make its
+            batches as its loop asks for them. Empty: it can.
         fix: What to do about it.
     """
 
@@ -436,15 +435,9 @@ class ProfiledLoader(Record, frozen=True, kw_only=True):
             script that imports stoker's, with `replace_dataloader: true`; own: no.
         iterable: Whether its dataset is iterable-style.
         shards: Shards of an iterable dataset, all ranks; no more workers can be busy.
-        made_here: Why the trainer's host makes its batches also where there are data hosts, such as
-            what it shares in memory. None: it does not, or that is not known.
-        in_step: Why a loader without workers is made only as its loop asks for it, such as what the
-            loop changes: neither data hosts nor workers help. None: nothing was seen to change.
         made_ahead_at: Line of the script that makes this loader without workers, if its batches may
             be made ahead of the loop: it is map-style, its dataset can be pickled whole and did not
             change between steps. None: it has workers, or they may not.
-        fails_in_workers: Error of a loader without workers in any worker: neither workers nor data
-            hosts help. None: there was none.
         shippable: Whether its dataset can be sent to data hosts. None: not known.
     """
 
@@ -452,10 +445,7 @@ class ProfiledLoader(Record, frozen=True, kw_only=True):
     reach: Literal["stoker", "torch", "left", "own"]
     iterable: bool = False
     shards: PositiveInt | None = None
-    made_here: str | None = None
-    in_step: str | None = None
     made_ahead_at: str | None = None
-    fails_in_workers: str | None = None
     shippable: Shippable | None = None
 
 
