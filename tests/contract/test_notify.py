@@ -70,7 +70,7 @@ def test_a_run_that_failed_is_told_with_its_facts(receiver):
         judge()
     (body,) = receiver.bodies
     head, link = body["text"].splitlines()
-    assert head == f"stoker: run mnist-1 of mnist failed in evaluate (exit code 3): {words}"
+    assert head == f"stoker: run mnist-1 of mnist failed in evaluate: {words}"
     assert link == "report: runs/mnist-1/report.html"
 
 
@@ -94,7 +94,7 @@ def test_a_webhook_that_fails_is_a_line_without_its_url(receiver, capsys):
     with ends() as ending:
         ending.failure = "no"
     said = "".join(capsys.readouterr())
-    assert said == "notify: webhook failed: the webhook answered with 500\n"
+    assert said == "notify: webhook failed: HTTPError 500\n"
 
 
 def finish_words(workload, *, outcome):

@@ -227,7 +227,7 @@ def finish_run(workload: Workload, *, run_id: str, outcome: str) -> None:
         if state in _FAILED:
             ending.failure = why or state
         # Cancelled, or a word that Kubeflow did not fill in.
-        ending.is_stopped = state not in (*_FAILED, *_SUCCEEDED)
+        ending.is_told = state in (*_FAILED, *_SUCCEEDED)
         ended = platform.clean_up(run, workload, run_id=run_id)
     words = f"{state}: {why}" if why else state
     print(f"run {run}: {words}\n{ended or 'no job of the run was left'}")

@@ -6,7 +6,6 @@ error of MLflow, or no answer within TIMEOUT_SECONDS, is one line of output and 
 """
 
 import os
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,39 +19,31 @@ from stoker.records.hyperparameters import shown, values_of
 from stoker.records.outcome import outcome_of
 from stoker.records.platforms import info_of
 from stoker.repeat import within
-from stoker.run.outputs import figures_of, metrics_of
+from stoker.run.outputs import figures_of
 from stoker.terminal import say
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
 
 TIMEOUT_SECONDS = 30.0
-_RUN_TAG = "stoker_run"
 # MLflow's own ends of a run.
 _STATUS: Mapping[str, str] = {"succeeded": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
-# If the server is down: two retries, seconds apart; by default MLflow retries for minutes. No
-# telemetry. A folder suffices as a store for one run at a time.
-_VARIABLES = {
-    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
-    "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
-    "MLFLOW_DISABLE_TELEMETRY": "true",
-    MLFLOW_FILES: "true",
-}
+# By default MLflow retries for minutes. A folder suffices as a store for one run at a time.
+_VARIABLES = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", MLFLOW_FILES: "true"}
 
 
 def start_run(job: JobSpec, *, platform: str) -> JobSpec:
     """Starts or continues the job's run in MLflow; returns the job with its variables."""
     tracking = job.tracking
     info = info_of(platform)
-    # In its managed MLflow the platform makes the run itself.
-    if not tracking.mlflow or (tracking.is_managed and info.has_mlflow):
+    # In its managed MLflow the platform makes the run; a file is not there on other machines.
+    is_made_there = tracking.is_managed and info.has_mlflow
+    if not tracking.mlflow or is_made_there or (tracking.is_local and not info.is_this_machine):
         return job
-    run_id, _ = _asked(tracking, lambda: _run_of(tracking, job.run_name))
-    # A script would wait for a server that it cannot reach.
-    if not run_id or (tracking.is_local and not info.is_this_machine):
+    run = _asked(tracking, lambda: _run_of(tracking, job.run_name))
+    if run is None:
         return job
-    variables = {MLFLOW_URI: _address(tracking), MLFLOW_RUN: run_id, MLFLOW_FILES: "true"}
+    variables = {MLFLOW_URI: _address(tracking), MLFLOW_RUN: run.info.run_id, MLFLOW_FILES: "true"}
     return replace(job, environment={**variables, **job.environment})
 
 
@@ -81,125 +72,94 @@ def log_run(
     def write() -> "Run":
         import mlflow
 
-        known = training.mlflow_run_id if training else None
-        found = mlflow.get_run(known) if known else _run_of(tracking, run)
-        # An earlier attempt's end stays.
-        status = found.info.status if found.info.status != "RUNNING" else "FAILED"
+        run_id = training and training.mlflow_run_id
+        found = mlflow.get_run(run_id) if run_id else _run_of(tracking, run)
         mlflow.start_run(found.info.run_id)
         if training:
-            status = _STATUS[training.status]
-            there = found.data.params
-            parameters = _named(_parameters_of(training))
-            mlflow.log_params({key: parameters[key] for key in parameters.keys() - there.keys()})
-            known_metrics = found.data.metrics
-            metrics = {
-                name: value
-                for name, value in _metrics(training, evaluation).items()
-                # The same value again would be a second point of its curve.
-                if str(known_metrics.get(name)) != str(value)
-            }
-            mlflow.log_metrics(metrics, step=training.num_steps or 0)
-            mlflow.set_tags(_named(_tags_of(training, evaluation)))
-            for file in files:
-                if file.is_file():
-                    mlflow.log_artifact(str(file))
+            parameters = _parameters_of(training)
+            new = parameters.keys() - found.data.params.keys()
+            mlflow.log_params({name: parameters[name] for name in new})
+            metrics = _metrics_of(training, evaluation)
+            # The same value again would be a second point of its curve.
+            changed = dict(metrics.items() - found.data.metrics.items())
+            mlflow.log_metrics(changed, step=training.num_steps or 0)
+            mlflow.set_tags(_tags_of(training, evaluation))
+            for file in filter(Path.is_file, files):
+                mlflow.log_artifact(str(file))
         # Last: programs that wait for the end then find everything.
-        mlflow.end_run(status)
+        mlflow.end_run(_STATUS[training.status] if training else "FAILED")
         return found
 
-    return _asked(tracking, write)[1]
+    found = _asked(tracking, write)
+    return _page(tracking, found) if found else ""
 
 
-def _asked(tracking: TrackingSettings, work: Callable[[], "Run"]) -> tuple[str, str]:
-    """Returns id and page of a run that MLflow has written; empty, with a line, if it has not."""
+def _asked(tracking: TrackingSettings, work: Callable[[], "Run"]) -> "Run | None":
+    """Returns a run that MLflow has written; None, with a line, if it has not."""
     for name, value in _VARIABLES.items():
         os.environ.setdefault(name, value)
-    address = _address(tracking)
 
     def asked() -> "Run":
         import mlflow
 
-        mlflow.set_tracking_uri(address)
+        mlflow.set_tracking_uri(_address(tracking))
         return work()
 
     try:
-        info = within(TIMEOUT_SECONDS, asked).info
+        run = within(TIMEOUT_SECONDS, asked)
+    except ModuleNotFoundError:
+        say(f"mlflow is not installed, the run continues without it: {install_command('mlflow')}")
     # Servers, stores and plugins raise many kinds of errors.
     except Exception as err:
-        trouble = printable(" ".join(str(err).split()))[:300] or type(err).__name__
-        if isinstance(err, ModuleNotFoundError):
-            trouble += f": {install_command('mlflow')}"
-        say(f"mlflow: the run continues without it: {trouble}")
-        return "", ""
-    page = ""
-    if address.startswith("http"):
-        page = f"{address}/#/experiments/{info.experiment_id}/runs/{info.run_id}"
-    say(f"mlflow: {page or f'run {info.run_id}'}")
-    return str(info.run_id), page
+        say(f"mlflow: the run continues without it: {printable(repr(err))[:300]}")
+    else:
+        say(f"mlflow: {_page(tracking, run) or f'run {run.info.run_id}'}")
+        return run
+    return None
+
+
+def _page(tracking: TrackingSettings, run: "Run") -> str:
+    address = _address(tracking)
+    if not address.startswith("http"):
+        return ""
+    return f"{address}/#/experiments/{run.info.experiment_id}/runs/{run.info.run_id}"
 
 
 def _address(tracking: TrackingSettings) -> str:
-    address = str(tracking.mlflow).rstrip("/")
-    kind, _, file = address.partition(":")
-    # The script may have another working folder.
-    if kind == "file":
-        return Path(file.removeprefix("//")).absolute().as_uri()
-    if kind == "sqlite":
-        return f"sqlite:///{Path(file.removeprefix('///')).absolute()}"
-    return address
+    """Returns the address of the server or store as MLflow spells it."""
+    kind, _, file = str(tracking.mlflow).rstrip("/").partition(":")
+    return f"{kind}:///{file.removeprefix('///')}" if kind == "sqlite" else f"{kind}:{file}"
 
 
 def _run_of(tracking: TrackingSettings, run: str) -> "Run":
     """Returns the run of that name, or a new one."""
     import mlflow
 
-    experiment = mlflow.set_experiment(tracking.experiment or run)
-    # SageMaker makes runs of its managed MLflow, without the tag.
-    mark = "attributes.run_name" if tracking.is_managed else f"tags.`{_RUN_TAG}`"
+    experiment = mlflow.set_experiment(tracking.experiment or run).experiment_id
     client = mlflow.MlflowClient()
-    number = experiment.experiment_id
-    for found in client.search_runs([number], f"{mark} = '{run}'", max_results=1):
+    named = f"attributes.run_name = '{run}'"
+    for found in client.search_runs([experiment], named, max_results=1):
         return found
-    return client.create_run(number, tags={_RUN_TAG: run}, run_name=run)
+    return client.create_run(experiment, run_name=run)
 
 
 def _parameters_of(training: Training) -> dict[str, str]:
     parameters = {name: shown(value) for name, value in values_of(training.hyperparameters).items()}
-    parameters["hosts"] = groups_in_words(training.groups)
-    return {**parameters, "strategy": training.strategy, "engine": training.engine}
+    return {**parameters, "hosts": groups_in_words(training.groups), "strategy": training.strategy}
 
 
-def _metrics(training: Training, evaluation: Evaluation | None) -> dict[str, float]:
+def _metrics_of(training: Training, evaluation: Evaluation | None) -> dict[str, float]:
     """Returns the script's metrics, and stoker's own as `stoker_NAME`."""
-    metrics: dict[str, float] = {}
-    for record in filter(None, (training, evaluation)):
-        metrics |= metrics_of(record)
-        metrics |= {f"stoker_{name}": value for name, value in figures_of(record).items()}
-    return {name: float(value) for name, value in _named(metrics).items()}
+    figures = figures_of(training) | (figures_of(evaluation) if evaluation else {})
+    own = {f"stoker_{name}": float(value) for name, value in figures.items()}
+    return {**training.numbers, **own}
 
 
 def _tags_of(training: Training, evaluation: Evaluation | None) -> dict[str, str]:
-    from stoker import __version__
-
-    outcome = outcome_of(training, evaluation.gates if evaluation else ())
-    tags = {
-        "version": __version__,
-        "status": training.status,
-        "job": training.job.name,
-        "job_url": training.job.url,
-        "model": training.model_uri,
-        "outcome": outcome.state,
-        "failure": outcome.reason,
-        **training.lineage,
-    }
-    # Empty values replace an earlier attempt's; the commit has MLflow's own name, too.
-    named = {f"stoker_{name}": value or "" for name, value in tags.items()}
-    return {**named, "mlflow.source.git.commit": training.lineage.get("git", "")}
-
-
-def _named(values: Mapping[str, object]) -> dict[str, str]:
-    """Returns values as texts by names of characters that MLflow allows."""
     return {
-        re.sub(r"[^A-Za-z0-9_\-. /]", "_", name): str(value)[:6000]
-        for name, value in values.items()
+        "stoker_job": training.job.url or training.job.name,
+        "stoker_model": training.model_uri or "",
+        "stoker_outcome": outcome_of(training, evaluation.gates if evaluation else ()).words,
+        # The commit has MLflow's own name.
+        "mlflow.source.git.commit": training.lineage.get("git", ""),
     }

@@ -5,14 +5,13 @@ Its address is a secret: anyone who has it can write there. It is in no record a
 
 import json
 import os
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from stoker.environment import pipeline_run, webhook_url
-from stoker.errors import DeclinedError, StokerError, TerminatedError
+from stoker.errors import DeclinedError, TerminatedError
 from stoker.logs import printable
 from stoker.platforms.aws import Aws
 from stoker.records import NotifySettings, Workload
@@ -20,7 +19,6 @@ from stoker.records.outcome import Outcome
 from stoker.terminal import say
 
 TIMEOUT_SECONDS = 10.0
-_MAX_ERROR = 500
 
 
 @dataclass(slots=True, kw_only=True)
@@ -29,32 +27,29 @@ class RunEnding:
 
     Attributes:
         failure: Why it failed; empty: it succeeded.
-        is_stopped: Whether a person stopped it, which is not sent.
         warnings: What went wrong though the run may have succeeded; it is sent for these, too.
+        is_told: Whether the webhook is called; not for what a person stopped.
     """
 
     run: str
     step: str
     failure: str = ""
-    exit_code: int = 0
-    is_stopped: bool = False
     warnings: tuple[str, ...] = ()
     links: dict[str, str] = field(default_factory=dict)
+    is_told: bool = True
 
     def take(self, outcome: Outcome) -> None:
         """Takes over the result of the run."""
         self.failure = outcome.reason
-        self.exit_code = outcome.exit_code
-        self.is_stopped = outcome.state == "stopped"
+        if outcome.state == "stopped":
+            self.is_told = False
 
     def text(self, workload: str) -> str:
-        head = f"stoker: run {self.run} of {workload} succeeded"
-        if self.failure:
-            code = f" (exit code {self.exit_code})" if self.exit_code else ""
-            head = f"{head.removesuffix('succeeded')}failed in {self.step}{code}: {self.failure}"
-        lines = [head, *(f"warning: {text}" for text in self.warnings)]
+        end = f"failed in {self.step}: {self.failure}" if self.failure else "succeeded"
+        lines = [f"stoker: run {self.run} of {workload} {end}"]
+        lines += [f"warning: {text}" for text in self.warnings]
         lines += [f"{name}: {address}" for name, address in self.links.items() if address]
-        return "\n".join(printable(" ".join(line.split()))[:_MAX_ERROR] for line in lines)
+        return "\n".join(printable(line) for line in lines)
 
 
 @contextmanager
@@ -63,8 +58,7 @@ def telling(
 ) -> Iterator[RunEnding]:
     """Notifies the workload's webhook, if it has one, how the block ended.
 
-    It gets failures and warnings, and all runs where it asks for them. What a person stops is not
-    sent.
+    It gets failures and warnings, and all runs where it asks for them.
 
     Args:
         workload: With its webhook.
@@ -72,21 +66,19 @@ def telling(
         step: What the block does.
         is_told: Whether this process notifies; else another one does.
     """
-    ending = RunEnding(run=run, step=step)
+    ending = RunEnding(run=run, step=step, is_told=is_told)
     try:
         yield ending
     except (DeclinedError, KeyboardInterrupt, TerminatedError):
-        ending.is_stopped = True
+        ending.is_told = False
         raise
     except Exception as err:
-        # That the run failed is the greater news.
-        ending.failure = ending.failure or getattr(err, "what", "") or repr(err)
-        ending.exit_code = ending.exit_code or getattr(err, "exit_code", StokerError.exit_code)
+        ending.failure = getattr(err, "what", "") or repr(err)
         raise
     finally:
         notify = workload.notify
         is_news = ending.failure or ending.warnings or (notify and notify.on == "always")
-        if notify and is_told and is_news and not ending.is_stopped:
+        if notify and ending.is_told and is_news:
             _post(notify, workload, ending.text(workload.name))
 
 
@@ -94,22 +86,17 @@ def _post(notify: NotifySettings, workload: Workload, text: str) -> None:
     """Sends a text; an error is one line of output."""
     try:
         url = webhook_url(notify.variable, os.environ)
-        trouble = "" if url else f"variable {notify.variable}, the webhook's address, is not set"
         if not url and notify.secret_arn and pipeline_run():
             aws = Aws(region=workload.sagemaker_region)
             answer = aws.call("secretsmanager", "GetSecretValue", SecretId=notify.secret_arn)
-            url = str(answer.get("SecretString") or "").strip()
-            trouble = ""
-        if not trouble:
-            body = json.dumps({"text": text}).encode()
-            request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
-            urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS).close()
-    except StokerError as err:
-        trouble = err.what
-    except urllib.error.HTTPError as err:
-        trouble = f"the webhook answered with {err.code}"
-    # Only its kind: the text of an error may hold the address.
+            url = str(answer["SecretString"]).strip()
+        if not url:
+            say(f"notify: webhook failed: variable {notify.variable} with its address is not set")
+            return
+        body = json.dumps({"text": text}).encode()
+        request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
+        urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS).close()
     except Exception as err:
-        trouble = f"the webhook cannot be reached: {type(err).__name__}"
-    if trouble:
-        say(f"notify: webhook failed: {trouble}")
+        # Of others than stoker's only the kind and HTTP's code: a text may hold the address.
+        words = getattr(err, "what", "") or f"{type(err).__name__} {getattr(err, 'code', '')}"
+        say(f"notify: webhook failed: {words.strip()}")
