@@ -23,8 +23,8 @@ def line(event, **values):
 MADE = StepProgress(steps=120, step_seconds=0.02, wait_seconds=0.008)
 ROW = Interval(start_seconds=0.0, seconds=2.0, steps=MADE)
 STEP = line("interval", row=msgspec.json.encode(ROW).decode())
-HEAD = "step 120, 20.0 ms each, 40% waiting for data"
-FED = "batches/s, 60.0 MB/s, 4 workers, 90% busy; rank 0, 30.0 batches/s, 40% waiting, 0.5 ready"
+HEAD = "120 steps, 20.0 ms each, 40% waiting for data"
+FED = "batches/s, 60.0 MB/s, 4 workers, 90% busy"
 
 
 def test_each_interval_is_a_line_until_the_run_ends(tmp_path, capsys):

@@ -10,8 +10,7 @@ from rich.live import Live
 from rich.text import Text
 
 from stoker.failure_reasons import without_marks
-from stoker.figures.intervals import interval_in
-from stoker.figures.progress import StepProgress
+from stoker.figures.intervals import Interval, interval_in
 from stoker.logs import EventName, LogEvent, parted, shown
 from stoker.platforms.base import LogLine
 from stoker.record_words import gpu_noun
@@ -22,12 +21,9 @@ from stoker.units import duration, ms, numbered, percentage
 ANSWER_SECONDS = 60.0
 # Without a terminal, one line in 15 s keeps the log of a CI job short.
 _QUIET_SECONDS = 15.0
-# The first steps include the start of the workers, so they do not count for an estimate.
-_ESTIMATE_STEPS = 20
 # What a platform reports of a job, in the place of a host's name.
-_OF_PLATFORM = ("status", "capacity", "load")
-# After one of these events of the leader, hosts leave because the training is over.
-_ENDS = (EventName.COMMAND_ENDED, EventName.SIGNAL_RECEIVED)
+_OF_PLATFORM = ("status", "capacity")
+# A host that left in good order has no reason.
 _LOSSES = (EventName.HOST_LOST, EventName.HOST_LEFT)
 # Of the events with a text, which are for people, those that need no action.
 _NOTES = (EventName.BATCHES_SEEDED, EventName.GPU_LOAD_UNREAD)
@@ -54,7 +50,6 @@ class Follow:
         self._began = time.monotonic()
         self._shown_at = self._began
         self._shown: set[str] = set()
-        self._is_over = False
         # The last line of a terminal; lines of `say` are printed above it.
         self._live: Live | None = None
         console = Console(stderr=True)
@@ -93,11 +88,11 @@ class Follow:
         try:
             print(question, end="", file=sys.stderr, flush=True)
             is_answered, _, _ = select.select([sys.stdin], [], [], ANSWER_SECONDS)
-            answer = sys.stdin.readline().lower() if is_answered else ""
+            answer = sys.stdin.readline() if is_answered else ""
         except KeyboardInterrupt:
             return True
-        # Without its line end: the terminal was closed.
-        return answer.endswith("\n") and answer.strip() in ("", "y", "yes")
+        # A terminal that was closed gives an empty text.
+        return answer.lower() in ("\n", "y\n", "yes\n")
 
     def line(self, line: LogLine) -> None:
         """Shows a script's line, or of an event what is news to the user."""
@@ -105,47 +100,46 @@ class Follow:
             say(step_line("", line.text, None))
             return
         written, event = parted(line.text)
-        # A bar that is erased leaves blanks; a rank's mark may stand before an event.
-        if self._echo and (without_marks(written).strip() or not (event or "\r" in line.text)):
+        # A bar that was erased leaves blanks; a rank's mark may stand before an event.
+        if self._echo and without_marks(written).strip():
             say(f"{line.group}/{line.host} {written}")
         if event:
             self._take(event, line)
 
     def _take(self, event: LogEvent, line: LogLine) -> None:
         values = event.values
-        if row := interval_in(event):
-            if row.steps:
-                words = self._progress(row.steps)
-                if row.gpu_utilization is not None:
-                    words += f", {gpu_noun(len(row.gpus))} {percentage(row.gpu_utilization)} busy"
-                self._show(words)
-        elif event.event in _ENDS and line.group != "data":
-            self._is_over = True
-        elif event.event in _LOSSES and values.get("role") == "data" and not self._is_over:
-            host = values.get("about", "")
-            self._once(host, f"data host {host} was lost: {values.get('reason', '')}")
+        row = interval_in(event)
+        if row and row.steps:
+            self._show(step_words(row, total=self._total_steps))
+        elif event.event in _LOSSES and values.get("role") == "data" and values.get("reason"):
+            self._once(f"data host {values.get('about')} was lost: {values['reason']}")
         elif event.event in _PHASES and values.get("rank", "0") == "0":
             title, words, figure = _PHASES[event.event]
             seconds, share = (float(values.get(name) or 0) for name in (figure, "wait_share"))
-            self._once(title, step_line(title, words.format(ms(seconds), percentage(share)), None))
+            self._once(step_line(title, words.format(ms(seconds), percentage(share)), None))
         elif text := values.get("text"):
             head = "note:" if event.event in _NOTES else f"warning: {line.group}/{line.host}:"
-            self._once(text, f"{head} {text}")
+            self._once(f"{head} {text}", text)
 
-    def _once(self, key: str, words: str) -> None:
+    def _once(self, words: str, key: str = "") -> None:
         """Prints a line, however many ranks log it."""
-        if key not in self._shown:
-            self._shown.add(key)
+        if (key or words) not in self._shown:
+            self._shown.add(key or words)
             say(words)
 
-    def _progress(self, progress: StepProgress) -> str:
-        # A restarted run repeats some steps; or a hyperparameter asks for more.
-        left = (self._total_steps or 0) - progress.steps
-        steps = numbered(progress.steps, "step")
-        end = ""
-        if left >= 0:
-            steps = f"{progress.steps:,}/{numbered(progress.steps + left, 'step')}"
-            if progress.steps >= _ESTIMATE_STEPS:
-                end = f", {duration(left * progress.counted_seconds)} left"
-        wait = progress.wait_words("waiting for data")
-        return f"{steps}, {ms(progress.step_seconds)} each, {wait}{end}"
+
+def step_words(row: Interval, *, total: int | None = None) -> str:
+    """Returns the training's progress; `total`: its steps, if known."""
+    progress = row.steps
+    if progress is None:
+        return "no step yet"
+    words = numbered(progress.steps, "step")
+    end = ""
+    # A script may make more steps than its workload says.
+    if total and total >= progress.steps:
+        words = f"{progress.steps:,}/{numbered(total, 'step')}"
+        end = f", {duration((total - progress.steps) * progress.counted_seconds)} left"
+    words += f", {ms(progress.step_seconds)} each, {progress.wait_words('waiting for data')}{end}"
+    if row.gpu_utilization is not None:
+        words += f", {gpu_noun(len(row.gpus))} {percentage(row.gpu_utilization)} busy"
+    return words
