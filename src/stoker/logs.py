@@ -52,8 +52,7 @@ class EventName(StrEnum):
     HOST_EXCLUDED = auto()  # A data host makes no batches of a DataLoader; the text says why.
     HOST_JOINED = auto()  # A host joined the run.
     HOST_LEFT = auto()  # A host left the run.
-    HOST_LOST = auto()  # A host was silent for longer than its lease and is considered lost.
-    HOST_REJOINED = auto()  # A lost host joined the run again.
+    HOST_LOST = auto()  # A host was silent beyond its lease, or never came.
     HOST_ROLE = auto()  # The group and the role of a host.
     INTERVAL = auto()  # A row of metrics.jsonl: steps, feed, GPUs and memory since the last.
     JOB_CREATED = auto()  # The job was created.

@@ -46,7 +46,7 @@ MEMORY = MemoryPeak(
 )
 LIMITS = SimpleNamespace(progress=PROGRESS, spending=SPENDING, peaks=lambda: {"data-1": MEMORY})
 # Of two data hosts, one is lost.
-SERVER = SimpleNamespace(hosts=SimpleNamespace(live=("data-1",)))
+SERVER = SimpleNamespace(hosts=SimpleNamespace(names=lambda status: ("data-1",)))
 TOPOLOGY = builders.topology(
     "gpu-1", dnn=("dnn", ("gpu-1",)), data=("data", ("data-1", 'data-"2"\\'))
 )

@@ -67,9 +67,9 @@ class Run:
             keys=keys,
         )
 
-    def server(self, *names, lease_seconds=60.0, outcome_seconds=0.5):
+    def server(self, *names, outcome_seconds=0.5, **feed):
         server = RunServer(
-            self.host("leader", *(names or ("d1",)), lease_seconds=lease_seconds),
+            self.host("leader", *(names or ("d1",)), **feed),
             on_failure=self.failures.append,
             outcome_seconds=outcome_seconds,
         )
@@ -87,7 +87,7 @@ class Run:
 
     def joined(self, host, **how):
         client = self.client(host, **how)
-        assert client.wait_until_welcome(DEADLINE)
+        assert client.welcome.wait(DEADLINE)
         return client
 
     def verdict(self, host):
@@ -127,17 +127,20 @@ class Rank:
 
     def ask(self, **changes):
         done = {"steps": 3, "samples": 6, "wait_seconds": 1.0, "compute_seconds": 2.0}
-        self.socket.send(pack(Progress(**{"run_id": "run", "rank": 0, **done, **changes})))
+        self.socket.send(pack(Progress(**{"rank": 0, **done, **changes})))
+        return self.hear()
+
+    def hear(self):
         assert self.socket.poll(DEADLINE * 1000)
         return self._unpack(self.socket.recv())
 
 
 def test_hosts_hear_how_the_run_ended_those_before_their_leader_and_late_ones_too(run):
     early = run.client("d1")
-    assert not early.wait_until_welcome(0.2)
+    assert not early.welcome.wait(0.2)
     server = run.server("d1", "d2", "d3", "f1", outcome_seconds=DEADLINE)
     hosts = [early, run.client("d2"), run.client("f1")]
-    assert all(host.wait_until_welcome(DEADLINE) for host in hosts)
+    assert all(host.welcome.wait(DEADLINE) for host in hosts)
     server.tell(outcome="failed", exit_code=7, reason="rank 1 broke")
     closing = threading.Thread(target=server.close)
     closing.start()
@@ -164,10 +167,10 @@ def test_stages_are_heard_at_once_and_by_those_that_come_later(run):
     server.tell(stage="ready")
     late = run.client("f1")
     until(lambda: late.run.stage == "ready")
-    server.start_daemon("f1", ["-mca", "x"])
-    until(lambda: late.run.daemon == ("-mca", "x"))
+    server.tell(daemons={"f1": ["-mca", "x"]})
+    until(lambda: late.run.daemons == {"f1": ("-mca", "x")})
     data.tell(end=HostEnd(reason="out of licences"))
-    until(lambda: server.gone == {"d1": "out of licences"})
+    until(lambda: server.state.left == {"d1": "out of licences"})
 
 
 def test_a_failure_carries_its_exit_code_and_words_and_a_silent_host_is_lost(run):
@@ -178,8 +181,17 @@ def test_a_failure_carries_its_exit_code_and_words_and_a_silent_host_is_lost(run
     assert (failure.end.exit_code, failure.end.reason) == (7, "LookupError: no such thing")
     run.joined("f2").close()
     until(lambda: len(run.failures) == 2)
-    assert (run.failures[1].host, run.failures[1].what) == ("f2", "lost")
-    assert server.hosts.trainers(live_only=False) == ()
+    assert (run.failures[1].host, run.failures[1].status) == ("f2", "lost")
+    assert server.hosts.trainers("joined", "awaited") == ()
+
+
+def test_a_data_host_that_never_comes_ends_no_run(run):
+    server = run.server("d1", start_deadline_seconds=0.2)
+    until(lambda: bool(server.events))
+    assert "did not come within 0.2 s" in server.events[0].what
+    with closing(Rank(run.port)) as rank:
+        assert rank.ask().awaited == ("d1",)
+    assert run.failures == []
 
 
 def test_a_leader_that_falls_silent_is_lost_after_a_lease(run):
@@ -219,16 +231,16 @@ def test_ranks_hear_which_data_hosts_are_there_and_rubbish_is_dropped(run):
     server = run.server("d1", "d2")
     with closing(Rank(run.port)) as rank:
         rank.socket.send(b"rubbish")
-        rank.socket.send_multipart([b"a", b"b", b"c"])
+        assert rank.hear().refusal
         first = rank.ask(has_begun=False)
         assert (first.agents, first.expected, first.awaited) == ((), 2, ("d1", "d2"))
         assert server.progress == {}
         run.joined("d1")
         assert [member.host for member in rank.ask().agents] == ["d1"]
         assert server.progress[0].samples == 6
-        assert rank.ask(run_id="other").refusal
+        assert rank.ask(protocol=0).refusal
         # Of a child of the trainer, with the same rank.
         with closing(Rank(run.port)) as child:
             child.ask(steps=1)
         assert server.progress[0].steps == 3
-    assert run.log.getvalue().count("message_refused") == 1
+    assert run.log.getvalue().count("message_refused") == 2

@@ -117,7 +117,7 @@ def _exit_code(
     verdict = client.verdict
     comes_back = run.settings.comes_back
     if failure is not None and verdict is None:
-        if comes_back or not client.wait_until_welcome(0):
+        if comes_back or not client.welcome.is_set():
             raise failure
         # The leader knows why, and the dnn group decides the outcome.
         return 0

@@ -120,8 +120,9 @@ class Engine:
     def is_whole(self, server: RunServer) -> bool:
         """Looks whether the command and all data hosts are there; else the run fails."""
         self.tick()
-        if self._is_used and server.gone:
-            host, reason = min(server.gone.items())
+        gone = {**dict.fromkeys(server.state.lost, "it was lost"), **server.state.left}
+        if self._is_used and gone:
+            host, reason = min(gone.items())
             self._fail(
                 f"the engine cannot continue without data host {host}: {reason or 'it has ended'}"
             )

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from stoker.environment import ProcessSettings
 from stoker.errors import ProtocolError, UsageError
-from stoker.feed.engine.crypto import Keys, read_event, read_token, secure_client
+from stoker.feed.engine.crypto import Keys, read_token, secure_client
 from stoker.feed.engine.run_messages import (
     PROTOCOL_VERSION,
     HostEnd,
@@ -52,9 +52,10 @@ _REFUSED = (
 )
 VerdictKind = Literal["decided", "lost", "refused"]
 _Socket = zmq.Socket[bytes]
+_unpack = Unpacker(RunState)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Verdict:
     """Why this launcher must end; `decided` where the leader says so."""
 
@@ -135,50 +136,42 @@ class HostClient:
 
     Attributes:
         run: What was heard last of the run.
+        welcome: Set by the leader's first answer, unless it refuses this host.
         verdict: Why this launcher must end; None while it may run.
     """
 
     def __init__(
         self,
-        run: HostRun,
+        host: HostRun,
         *,
         port: int = 0,
         batch_port: int = 0,
         workers: int = 0,
         gpus: Callable[[], tuple[GpuState, ...]] = tuple,
     ) -> None:
-        assert run.keys is not None
-        topology = run.topology
         self.run = RunState()
+        self.welcome = threading.Event()
         self.verdict: Verdict | None = None
         self._state = HostState(
             protocol=PROTOCOL_VERSION,
-            run_id=run.settings.run_id,
-            role=topology.role,
-            host=topology.host,
-            group=topology.group.name,
-            address=(run.settings.advertise or topology.host).strip("[]"),
+            host=host.topology.host,
+            address=(host.settings.advertise or host.topology.host).strip("[]"),
             port=port,
             batch_port=batch_port,
             workers=workers,
             incarnation=secrets.token_hex(8),
         )
-        self._keys = run.keys
-        self._leader = with_port(*run.leader_address)
-        self._feed = run.settings.feed
-        self._log = run.log
-        self._inbox = run.inbox
+        self._host = host
+        self._leader = with_port(*host.leader_address)
         self._gpus = gpus
         self._gpu_means: tuple[GpuState, ...] = ()
-        self._due_at = self._started_at = time.monotonic()
+        self._memory = MemoryWatch()
+        self._started_at = time.monotonic()
+        self._due_at = 0.0
         self._heard_at: float | None = None
         self._refused_at: float | None = None
-        self._memory = MemoryWatch()
-        self._has_news = threading.Event()
-        self._is_welcome = threading.Event()
-        self._is_closing = threading.Event()
-        self._unpack = Unpacker(RunState)
-        self._thread = threading.Thread(target=self._run, name="host-client", daemon=True)
+        self._is_closing = False
+        self._thread = threading.Thread(target=self._talk, name="host-client", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
@@ -186,22 +179,20 @@ class HostClient:
     def tell(self, **changes: object) -> None:
         """Changes fields of this host's state, which the leader hears at once; returns at once."""
         self._state = replace(self._state, **changes)
-        self._has_news.set()
-
-    def wait_until_welcome(self, timeout_seconds: float) -> bool:
-        """Waits for the leader's first answer; False after the timeout."""
-        return self._is_welcome.wait(timeout_seconds)
+        self._due_at = 0.0
 
     def close(self) -> None:
-        """Ends the thread behind its last news; may be called twice. Blocks for 3 s at most."""
-        self._is_closing.set()
+        """Ends the thread behind its last state; may be called twice. Blocks for 3 s at most."""
+        self._is_closing = True
         if self._thread.is_alive():
             self._thread.join(3.0)
 
-    def _run(self) -> None:
+    def _talk(self) -> None:
+        keys = self._host.keys
+        assert keys is not None
         try:
             with zmq.Context() as context, context.socket(zmq.DEALER) as connection:
-                secure_client(connection, self._keys)
+                secure_client(connection, keys)
                 # States are said again: none waits for a connection. libzmq dials again by itself,
                 # and resolves the leader's name each time.
                 connection.immediate = True
@@ -209,35 +200,32 @@ class HostClient:
                 connection.reconnect_ivl = 500
                 monitor = connection.get_monitor_socket(_REFUSED)
                 connection.connect(f"tcp://{self._leader}")
-                try:
-                    while not self._is_closing.is_set() or self._has_news.is_set():
-                        self._turn(connection, monitor)
-                finally:
-                    connection.disable_monitor()
-                    monitor.close(linger=0)
-                    # For the last state to leave.
-                    connection.linger = 500
+                while not self._is_closing:
+                    self._turn(connection, monitor)
+                self._say(connection)
+                connection.disable_monitor()
+                monitor.close(linger=0)
+                # For the last state to leave.
+                connection.linger = 500
         except Exception as err:  # at the edge of a thread, for which the launcher must not wait
-            self._decide(Verdict(kind="lost", reason=f"the leader cannot be asked: {err!r}"))
+            self._decide("lost", f"the leader cannot be asked: {err!r}")
 
     def _turn(self, connection: _Socket, monitor: _Socket) -> None:
-        if self._has_news.is_set() or time.monotonic() >= self._due_at:
-            self._has_news.clear()
+        if time.monotonic() >= self._due_at:
             self._say(connection)
-        with contextlib.suppress(zmq.Again):
-            # Before it is judged: what came while this process stood still counts.
-            while connection.poll(_POLL_MS):
-                self._hear(connection.recv(zmq.NOBLOCK))
-        with contextlib.suppress(zmq.Again):
-            while True:
-                read_event(monitor)
-                # A handshake failed: of those in a row the first one counts.
-                self._refused_at = self._refused_at or time.monotonic()
-        if verdict := self._judged(time.monotonic()):
-            self._decide(verdict)
+        # Before it is judged: what came while this process stood still counts.
+        while connection.poll(_POLL_MS):
+            self._hear(connection.recv())
+        while monitor.poll(0):
+            monitor.recv_multipart()
+            # A handshake failed: of those in a row the first one counts.
+            self._refused_at = self._refused_at or time.monotonic()
+        if self.verdict is None:
+            self._judge(time.monotonic())
 
     def _say(self, connection: _Socket) -> None:
-        self._due_at = time.monotonic() + min(BEAT_SECONDS, self._feed.lease_seconds / 4)
+        lease = self._host.settings.feed.lease_seconds
+        self._due_at = time.monotonic() + min(BEAT_SECONDS, lease / 4)
         self._gpu_means = self._gpus() or self._gpu_means
         state = replace(self._state, memory=self._memory.look(), gpus=self._gpu_means)
         # Without a connection it is said when it is due again.
@@ -246,49 +234,44 @@ class HostClient:
 
     def _hear(self, packed: bytes) -> None:
         try:
-            run = self._unpack(packed)
+            run = _unpack(packed)
         except ProtocolError as err:
-            self._log.event(EventName.MESSAGE_REFUSED, reason=err.what)
-            return
+            run = RunState(refusal=err.what)
         assert isinstance(run, RunState)
         self._heard_at = time.monotonic()
         self._refused_at = None
         self.run = run
-        if not run.refusal and not self._is_welcome.is_set():
-            self._log.event(EventName.RUN_JOINED, leader=self._leader)
-            self._is_welcome.set()
+        if not run.refusal and not self.welcome.is_set():
+            self._host.log.event(EventName.RUN_JOINED, leader=self._leader)
+            self.welcome.set()
 
-    def _judged(self, now: float) -> Verdict | None:
-        """Returns why this launcher must end, if it must."""
+    def _judge(self, now: float) -> None:
+        """Decides whether this launcher must end."""
         run = self.run
-        limit = self._feed.start_deadline_seconds
-        lease = self._feed.lease_seconds
-        kind: VerdictKind = "refused"
-        reason = ""
+        leader = f"the leader {self._leader}"
+        limit = self._host.settings.feed.start_deadline_seconds
+        lease = self._host.settings.feed.lease_seconds
         if run.refusal:
-            reason = f"the leader refuses it: {run.refusal}"
+            self._decide("refused", f"the leader refuses it: {run.refusal}")
         elif run.outcome is not None:
-            kind = "decided"
             why = run.reason.partition("\n")[0]
-            reason = f"the training {run.outcome}" + (f": {why}" if why else "")
+            self._decide("decided", f"the training {run.outcome}" + (f": {why}" if why else ""))
         elif self._heard_at is not None:
             if now - self._heard_at > lease:
-                kind = "lost"
-                reason = f"the leader {self._leader} was silent for more than {lease:g} s"
+                self._decide("lost", f"{leader} was silent for more than {lease:g} s")
         # Longer than a lease: the leader's image may still be pulled.
         elif now - self._started_at > limit:
-            reason = f"the leader {self._leader} did not answer within {limit:g} s"
+            self._decide("refused", f"{leader} did not answer within {limit:g} s")
         elif self._refused_at is not None and now - self._refused_at > REFUSED_SECONDS:
-            reason = (
+            self._decide(
+                "refused",
                 f"what listens at {self._leader} refuses this host: the leader has another "
-                "run's token, or another program has its port (feed.port)"
+                "run's token, or another program has its port (feed.port)",
             )
-        return Verdict(kind=kind, reason=reason) if reason else None
 
-    def _decide(self, verdict: Verdict) -> None:
-        if self.verdict is None:
-            self.verdict = verdict
-            self._inbox.put(Decided(verdict.reason))
+    def _decide(self, kind: VerdictKind, reason: str) -> None:
+        self.verdict = self.verdict or Verdict(kind, reason)
+        self._host.inbox.put(Decided(reason))
 
 
 def tell_failure(run: HostRun, reason: str) -> None:
@@ -299,7 +282,7 @@ def tell_failure(run: HostRun, reason: str) -> None:
     client = HostClient(run)
     client.tell(end=HostEnd(reason=reason))
     client.start()
-    client.wait_until_welcome(FAILURE_SECONDS)
+    client.welcome.wait(FAILURE_SECONDS)
     client.close()
 
 

@@ -95,7 +95,7 @@ class Limits:
 
     def _gpu_means(self) -> dict[str, tuple[GpuState, ...]]:
         hosts = self._server.hosts
-        others = {name: hosts.states[name].gpus for name in hosts.live}
+        others = {name: hosts.states[name].gpus for name in hosts.names("joined")}
         return {self._run.topology.host: self._gpus.take(), **others}
 
     def tick(self) -> None:

@@ -59,6 +59,7 @@ class MpiHost:
         """
         run = self._trainer.run
         peer = self._peer
+        host = run.topology.host
         seconds = run.settings.feed.start_deadline_seconds
         # First, so that a missing program is reported at once.
         path = self.environ.get("PATH")
@@ -78,18 +79,18 @@ class MpiHost:
                 start_deadline_seconds=seconds,
             )
         try:
-            ending = wait_for(run.inbox, lambda: bool(peer.run.daemon), seconds=seconds)
+            ending = wait_for(run.inbox, lambda: host in peer.run.daemons, seconds=seconds)
         except TimeoutError:
             text = f"mpirun on the leader requested no daemon within {seconds:g} s"
             return Ending(exit_code=PlatformError.exit_code, stderr=text)
-        return ending or (daemon, *peer.run.daemon)
+        return ending or (daemon, *peer.run.daemons[host])
 
     def tick(self) -> None:
         """Passes on the daemons that mpirun asks for, on the leader."""
-        for file in self._folder.glob("*.daemon"):
-            assert isinstance(self._peer, RunServer)
-            self._peer.start_daemon(file.stem, json.loads(file.read_text(encoding="utf-8")))
-            file.unlink()
+        files = self._folder.glob("*.daemon")
+        daemons = {file.stem: json.loads(file.read_text(encoding="utf-8")) for file in files}
+        if daemons and isinstance(self._peer, RunServer):
+            self._peer.tell(daemons=daemons)
 
     def close(self) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)

@@ -130,7 +130,7 @@ class Metrics:
                 for host in report.feed.hosts:
                     yield "feed_batches", (host.host, rank), host.batches
                     yield "feed_busy_seconds", (host.host, rank), host.busy_seconds
-        live = self.server.hosts.live
+        live = self.server.hosts.names("joined")
         for name in self.run.topology.data_hosts:
             yield "data_host_up", (name,), float(name in live)
         if (spent := self.limits.spending.usd) is not None:

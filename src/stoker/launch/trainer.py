@@ -94,7 +94,7 @@ def _lead(
         )
     limits.close()
     if engine.failure:
-        failures.insert(0, failed(host, exit_code=None, reason=engine.failure))
+        failures.insert(0, failed(host, engine.failure))
     if failure := limits.failure:
         # All hosts end with 0, which no platform restarts; the record says that it failed.
         outcome, code = RunOutcome(status="failed", exit_code=0, failure=failure), 0
@@ -122,7 +122,7 @@ def follow(run: HostRun, command: Sequence[str]) -> int:
     client.start()
     try:
         # The leader's name may resolve late; torchrun is started once it does.
-        ending = wait_for(run.inbox, lambda: client.wait_until_welcome(0), seconds=float("inf"))
+        ending = wait_for(run.inbox, client.welcome.is_set, seconds=float("inf"))
         if ending:
             run.log.event(EventName.TRAINING_NOT_STARTED, reason=ending.decided)
             return HOST_LOST if ending.decided else ending.exit_code
@@ -239,13 +239,14 @@ def _await_others(
         if run.settings.strategy == "mpi" and not read_failure(run.output):
             # mpirun's message about a rank elsewhere, whose host has the rank's own.
             reason += "\nmpirun: a rank of a peer failed, or left no error"
-        failures.append(failed(run.topology.host, exit_code=ending.exit_code, reason=reason))
+        failures.append(failed(run.topology.host, reason, exit_code=ending.exit_code))
     deadline = time.monotonic() + run.settings.feed.lease_seconds + NEWS_SECONDS
     while not ending.signals:
         has_failed = bool(failures) or ending.exit_code != 0
         has_cause = not all(change.is_consequence for change in failures)
         is_late = has_failed and time.monotonic() > deadline
-        if has_cause or is_late or not server.hosts.trainers(live_only=has_failed):
+        trainers = server.hosts.trainers(*(("joined",) if has_failed else ("joined", "awaited")))
+        if has_cause or is_late or not trainers:
             break
         happening = next_event(run.inbox, 0.1)
         if isinstance(happening, SignalReceived):

@@ -495,7 +495,6 @@ class Feed(SharedState):
         sums = dataclasses.asdict(self._process.timeline.training)
         del sums["epochs"], sums["shared"], sums["ended"]
         progress = messages.Progress(
-            run_id=self._settings.run_id,
             # A process that only made its loaders, and has children iterate, only asks.
             has_begun=bool(sessions or feed.hosts),
             rank=self._settings.rank,

@@ -19,7 +19,7 @@ from stoker.host.gpus import GpuState
 
 # To be raised with every change that an older peer would misread: of these messages, of a worker's,
 # of what is pickled. tests/contract/test_wire_version.py pins them.
-PROTOCOL_VERSION = 26
+PROTOCOL_VERSION = 27
 
 # Random first bytes of a connection to the batch port.
 TICKET_BYTES = 32
@@ -71,10 +71,7 @@ class HostState(Message, frozen=True, kw_only=True):
     """
 
     protocol: int
-    run_id: str
-    role: Literal["dnn", "data"]
     host: str
-    group: str
     address: str
     port: int = 0
     batch_port: int = 0
@@ -104,7 +101,7 @@ class RunState(Message, frozen=True, kw_only=True):
         refusal: Why whom it is sent to may not take part; empty: it may.
         outcome: None while the run lasts.
         stage: Of an engine's commands.
-        daemon: Arguments of mpirun's daemon, which this host is to start.
+        daemons: Arguments of mpirun's daemons, by the host that is to start them.
         expected: Number of the run's data hosts.
         agents: Data hosts that are there.
         lost: Data hosts that have been silent beyond the lease.
@@ -117,7 +114,7 @@ class RunState(Message, frozen=True, kw_only=True):
     exit_code: int | None = None
     reason: str = ""
     stage: RunStage = "begun"
-    daemon: tuple[str, ...] = ()
+    daemons: dict[str, tuple[str, ...]] = {}
     expected: int = 0
     agents: tuple[Member, ...] = ()
     lost: tuple[str, ...] = ()
@@ -178,7 +175,6 @@ class Progress(Message, frozen=True, kw_only=True):
     """
 
     protocol: int = PROTOCOL_VERSION
-    run_id: str = ""
     has_begun: bool = True
     rank: int
     steps: int
