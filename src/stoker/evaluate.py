@@ -31,7 +31,6 @@ from stoker.records.outcome import gate_words, outcome_of, outcome_of_gates, war
 from stoker.records.training import BUSY, Metric
 from stoker.records.workload import own_keys, refuse_foreign
 from stoker.units import (
-    ESTIMATE,
     as_fast,
     aws_value,
     cost_change_words,
@@ -202,7 +201,6 @@ def performance_of(
             whole_step_seconds=whole,
             cpu_seconds=part(plan.cpu_seconds),
             usd_per_1000_steps=part(plan.usd_per_1000_steps) if is_billed else None,
-            is_estimate=is_billed and plan.is_estimate,
         )
 
     baseline = cost(keep, today, keep.whole_step_seconds if keep else None)
@@ -213,7 +211,6 @@ def performance_of(
         outcome = msgspec.structs.replace(
             outcome,
             usd_per_1000_steps=measured.usd_per_1000_steps * compared,
-            is_estimate=outcome.is_estimate or training.is_estimate,
         )
     predicted = band = error = None
     if promise is not None:
@@ -238,7 +235,6 @@ def performance_of(
         speedup=baseline.counted_seconds / outcome.counted_seconds,
         cost_change=change,
         busy="while it was profiled" if decision.is_noisy else "",
-        is_helped=training.is_helped,
     )
 
 
@@ -288,8 +284,6 @@ def performance_words(performance: Performance | None) -> list[str]:
     speedup = as_fast(performance.speedup)
     if performance.action == "keep":
         speedup += " as in the profile on the same hosts"
-    elif performance.is_helped is False:
-        speedup += ", which is no effect of its data hosts"
     error = performance.prediction_error
     if error is None:
         return [speedup]
@@ -331,7 +325,6 @@ def cost_table(performance: Performance) -> tuple[list[str], list[list[str]]]:
     for name, cost in steps.items():
         if cost:
             price = cost.usd_per_1000_steps if is_billed else cost.cpu_seconds
-            mark = ESTIMATE if cost.is_estimate else ""
             times = [ms(cost.counted_seconds), ms(cost.step_seconds)]
-            rows.append([name, *times, f"{mark}{price:.4g}" if price else ""])
+            rows.append([name, *times, f"{price:.4g}" if price else ""])
     return heads, rows

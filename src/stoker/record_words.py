@@ -131,10 +131,9 @@ def training_words(training: Training) -> str:
     for name, value in training.metrics.items():
         words += f", {shown(name)} {figure(value, figures=4)}"
     if training.spent_usd is not None:
-        words += f", {usd(training.spent_usd, is_estimate=training.is_estimate)} for the run"
+        words += f", {usd(training.spent_usd)} for the run"
     if training.predicted_usd is not None:
-        predicted = usd(training.predicted_usd, is_estimate=training.is_estimate)
-        words += f" (predicted {predicted})"
+        words += f" (predicted {usd(training.predicted_usd)})"
     return "; ".join([words, *notes_on(training)])
 
 

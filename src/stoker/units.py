@@ -38,14 +38,13 @@ def digits(value: float, figures: int, *, max_places: int = 9) -> str:
     return f"{rounded:,.{places}f}"
 
 
-def usd(value: float | None, *, is_estimate: bool = False) -> str:
-    """Writes dollars: cents from 1 $ up, three significant digits below; `~` marks an estimate."""
+def usd(value: float | None) -> str:
+    """Writes dollars: cents from 1 $ up, three significant digits below."""
     if value is None:
         return NOT_KNOWN
-    mark = ESTIMATE if is_estimate else ""
     if abs(value) >= 1:
-        return f"{mark}${value:,.2f}"
-    return f"{mark}${digits(value, 3)}"
+        return f"${value:,.2f}"
+    return f"${digits(value, 3)}"
 
 
 def percent(fraction: float | None) -> str:

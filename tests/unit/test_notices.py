@@ -50,7 +50,7 @@ def judged(*, today=TODAY, **records) -> Evaluation:
     [
         (0, 1.0, "the data group made 0 of 1,240 batches, $3.10"),
         (3, None, "the data group made 3 of 1,240 batches, $3.10"),
-        (1200, 0.9, "the data group was idle 90% of its time, $2.80 of $3.10: fewer data hosts"),
+        (1200, 0.9, "the data group was idle 90% of its time, $2.79 of $3.10: fewer data hosts"),
         (1200, IDLE_SHARE, None),
         (1200, 0.2, None),
         (1200, None, None),
@@ -61,7 +61,6 @@ def test_a_data_group_that_is_paid_for_nothing_is_told(batches, idle_share, word
         group="data",
         usd=3.1,
         idle_share=idle_share,
-        idle_usd=2.8,
         batches=batches,
         all_batches=1240,
     )

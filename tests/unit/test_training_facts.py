@@ -13,7 +13,7 @@ OUTSIDE = Training(
     groups=(Group(name="dnn", role="dnn", instance_type="ml.g5.xlarge", count=1),),
 )
 FAILED = {"status": "failed", "failure": "its words"}
-UNFED = {"status": "failed", "exit_code": 0, "is_unfed": True, "failure": "no batch came"}
+UNFED = {"status": "failed", "exit_code": 0, "failure": "no batch came"}
 
 
 @pytest.mark.parametrize(

@@ -157,9 +157,8 @@ def plan_cells(outcome: Predicted, heads: tuple[str, str]) -> list[str]:
     """Returns the cells of `plan_columns`."""
     if heads == ("busy", "cores"):
         return [percentage(outcome.accelerator_utilization), f"{cores(outcome):.3g}"]
-    mark = ESTIMATE if outcome.is_estimate else ""
     dollars = (outcome.usd_per_hour or 0.0, outcome.usd_per_1000_steps or 0.0)
-    return [f"{mark}{digits(each, 4)}" for each in dollars]
+    return [digits(each, 4) for each in dollars]
 
 
 def table_notes(decision: Decision) -> list[str]:

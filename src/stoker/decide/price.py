@@ -338,7 +338,6 @@ def _predicted(space: Space, cluster: Cluster, made: Estimate, width: float) -> 
         speedup=seconds_today / seconds,
         cost_change=change,
         cpu_seconds=seconds * _capacity(cluster),
-        is_estimate=price is not None and bool(space.catalog.estimates(groups)),
         total_hours=hours,
         **figures,
     )

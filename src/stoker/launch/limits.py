@@ -264,7 +264,7 @@ class Spending:
             return False
         spent = self.usd or 0.0
         most = self._budget.max_usd or math.inf
-        dollars = f"{usd(spent, is_estimate=bool(self._budget.estimated))} spent"
+        dollars = f"{usd(spent)} spent"
         limit = f"constraints.max_usd is {usd(most)}"
         if self._seconds() >= self._max_seconds:
             self.failure = f"all attempts together ran longer than {self._max_seconds:g} s"

@@ -156,7 +156,6 @@ def _record(
             data_hosts=fed,
             all_batches=all_batches(output, progress) or steps or 0,
         ),
-        is_unfed=bool(why),
         # Ranks of other hosts report theirs; without a data group nobody reports.
         bad_samples=max(
             join_files(output), sum(report.bad_samples for report in progress.values())

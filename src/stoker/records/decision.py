@@ -107,7 +107,6 @@ class Predicted(Record, frozen=True, kw_only=True):
         total_usd: Dollars of the whole training.
         break_even_speedup: Speedup at which a step costs as much as today.
         cpu_seconds: vCPUs of all hosts times this step.
-        is_estimate: Whether dollars come from an estimated price (`prices.estimated`).
     """
 
     step_seconds: PositiveFloat
@@ -128,7 +127,6 @@ class Predicted(Record, frozen=True, kw_only=True):
     whole_step_seconds: PositiveFloat | None = None
     whole_step_seconds_low: PositiveFloat | None = None
     whole_step_seconds_high: PositiveFloat | None = None
-    is_estimate: bool = False
 
     @property
     def counted_seconds(self) -> float:

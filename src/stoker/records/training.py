@@ -16,7 +16,6 @@ from stoker.failure_reasons import cause_of
 from stoker.records.base import (
     Fraction,
     Name,
-    Names,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
@@ -40,7 +39,7 @@ STARTED = "training started"
 # Fields that only the leader knows.
 _OF_LEADER = (
     *("hosts", "strategy", "engine", "hyperparameters", "memory", "gpus"),
-    *("metrics", "steps", "is_unfed", "bad_samples"),
+    *("metrics", "steps", "bad_samples"),
 )
 # How the command of a run ended.
 EndState = Literal["succeeded", "failed", "stopped"]
@@ -76,13 +75,11 @@ class Budget(Record, frozen=True, kw_only=True):
             known or not billed.
         max_usd: Limit of the run (constraints.max_usd).
         predicted_usd: Dollars that the decision predicted.
-        estimated: Groups whose price is an estimate.
     """
 
     usd_per_hour: dict[Name, NonNegativeFloat] = {}
     max_usd: PositiveFloat | None = None
     predicted_usd: NonNegativeFloat | None = None
-    estimated: Names = ()
 
 
 class GroupSpending(Record, frozen=True, kw_only=True):
@@ -93,7 +90,6 @@ class GroupSpending(Record, frozen=True, kw_only=True):
         usd: Dollars. None: its price is not known, or not billed.
         idle_share: Share of the time in which a data group's workers made no batch, 0 to 1. None:
             not measured.
-        idle_usd: Dollars of that time.
         batches: Batches of the training that a data group made. None: not counted, or a dnn group.
         all_batches: Batches that the training took, wherever they were made. None: not counted.
     """
@@ -101,9 +97,15 @@ class GroupSpending(Record, frozen=True, kw_only=True):
     group: Name
     usd: NonNegativeFloat | None = None
     idle_share: Fraction | None = None
-    idle_usd: NonNegativeFloat | None = None
     batches: NonNegativeInt | None = None
     all_batches: NonNegativeInt | None = None
+
+    @property
+    def idle_usd(self) -> float | None:
+        """Dollars of the idle time; None: not known."""
+        if self.usd is None or self.idle_share is None:
+            return None
+        return self.usd * self.idle_share
 
     @property
     def is_of_no_use(self) -> bool:
@@ -264,9 +266,7 @@ class Training(Record, frozen=True, kw_only=True):
         predicted_usd: Dollars that the decision predicted for the whole run, with its start.
         spent_usd: Dollars of the run: the catalog's prices times the time that the platform reports
             of its hosts, else the time of the leader. None: a price is not known, or not billed.
-        is_estimate: Whether the dollars come from an estimated price.
-        spending: Dollars of each group, and of its idle time.
-        is_unfed: Whether data hosts were planned, and no batch came from them; an event says why.
+        spending: Dollars of each group, and what a data group made for them.
         bad_samples: Samples that were skipped or replaced, by `feed.on_error`; listed in
             `bad_samples.csv` beside the record.
         unfetched: Address of the leader's outputs if they could not be read: what was measured is
@@ -296,9 +296,7 @@ class Training(Record, frozen=True, kw_only=True):
     lineage: dict[Name, str] = {}
     predicted_usd: NonNegativeFloat | None = None
     spent_usd: NonNegativeFloat | None = None
-    is_estimate: bool = False
     spending: tuple[GroupSpending, ...] = ()
-    is_unfed: bool = False
     bad_samples: NonNegativeInt = 0
     unfetched: str | None = None
 
@@ -323,16 +321,6 @@ class Training(Record, frozen=True, kw_only=True):
     def useless_groups(self) -> tuple[GroupSpending, ...]:
         """Data groups that made next to no batch."""
         return tuple(group for group in self.spending if group.is_of_no_use)
-
-    @property
-    def is_helped(self) -> bool | None:
-        """Whether data hosts can have changed its step; None: it had none, or it is not known."""
-        if self.is_unfed:
-            return False
-        counted = [group for group in self.spending if group.batches is not None]
-        if not counted:
-            return None
-        return len(self.useless_groups) < len(counted)
 
     @property
     def dollars(self) -> dict[str, float]:
@@ -401,14 +389,12 @@ class StepCost(Record, frozen=True, kw_only=True):
         usd_per_1000_steps: Cost of 1,000 steps, in dollars. None: a price is not known, or not
             billed.
         cpu_seconds: vCPUs of all hosts times the step.
-        is_estimate: Whether the dollars come from an estimated price.
     """
 
     step_seconds: NonNegativeFloat
     whole_step_seconds: NonNegativeFloat | None = None
     usd_per_1000_steps: NonNegativeFloat | None = None
     cpu_seconds: NonNegativeFloat | None = None
-    is_estimate: bool = False
 
     @property
     def counted_seconds(self) -> float:
@@ -448,8 +434,6 @@ class Performance(Record, frozen=True, kw_only=True):
         speedup: Baseline over measured step: 2 is twice as fast.
         cost_change: Measured cost over the baseline's, minus 1: -0.2 is 20% cheaper.
         busy: Why these figures do not count: other programs used the hosts. Empty: they did not.
-        is_helped: False: the data hosts made next to no batch, so that these figures are no effect
-            of theirs. None: there were none, or it is not known.
     """
 
     action: Action | None = None
@@ -462,7 +446,6 @@ class Performance(Record, frozen=True, kw_only=True):
     speedup: PositiveFloat
     cost_change: float | None = None
     busy: str = ""
-    is_helped: bool | None = None
 
 
 class Evaluation(Record, frozen=True, kw_only=True):
@@ -520,7 +503,6 @@ def completed(
         spending=spending or outside.spending,
         spent_usd=sum(dollars) if is_whole else outside.spent_usd,
         predicted_usd=budget.predicted_usd or outside.predicted_usd,
-        is_estimate=bool(budget.estimated) or outside.is_estimate,
     )
     if leader is None:
         return record
@@ -568,8 +550,6 @@ def _spending(
         spent = by_name.get(name, GroupSpending(group=name))
         if name in host_seconds and name in budget.usd_per_hour:
             spent = replace(spent, usd=host_seconds[name] * budget.usd_per_hour[name] / 3600)
-        if spent.usd is not None and spent.idle_share is not None:
-            spent = replace(spent, idle_usd=spent.usd * spent.idle_share)
         if spent != GroupSpending(group=name):
             spending.append(spent)
     return tuple(spending)

@@ -227,7 +227,7 @@ def _hosts(training: Training) -> Block:
         seconds = digits(training.data_group_release_seconds, 2)
         note += f"; data hosts gone {seconds} s after the training's end"
     if training.spent_usd is not None:
-        note += f"; {usd(training.spent_usd, is_estimate=training.is_estimate)} spent"
+        note += f"; {usd(training.spent_usd)} spent"
     return Block(heads=("group", "hosts", "workers per host", "names"), rows=rows, note=f"{note}.")
 
 

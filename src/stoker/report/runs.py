@@ -5,7 +5,7 @@ from typing import TypedDict
 
 from stoker.errors import UsageError
 from stoker.records import Training
-from stoker.units import ESTIMATE, ms, percentage, table_lines
+from stoker.units import ms, percentage, table_lines
 
 _HEADS = ("run", "ranks", "dnn", "data", "step", "waits", "samples/s", "of the ideal", "$/million")
 
@@ -22,7 +22,6 @@ class RunRow(TypedDict):
     samples_per_second: float
     efficiency: float
     usd_per_million_samples: float | None
-    is_estimate: bool
 
 
 def rows_of_runs(runs: Mapping[str, Training]) -> list[RunRow]:
@@ -56,7 +55,6 @@ def rows_of_runs(runs: Mapping[str, Training]) -> list[RunRow]:
             "samples_per_second": rate,
             "efficiency": 1.0,
             "usd_per_million_samples": price,
-            "is_estimate": training.is_estimate,
         }
         rows.append(row)
     rows.sort(key=lambda row: (row["ranks"], row["dnn_hosts"], row["data_hosts"]))
@@ -74,6 +72,6 @@ def table_of_runs(rows: list[RunRow]) -> str:
         counts = [str(row["ranks"]), str(row["dnn_hosts"]), str(row["data_hosts"])]
         times = [ms(row["step_seconds"]), percentage(row["wait_share"])]
         rates = [f"{row['samples_per_second']:.1f}", percentage(row["efficiency"])]
-        price = "?" if usd is None else f"{ESTIMATE * row['is_estimate']}{usd:.4g}"
+        price = "?" if usd is None else f"{usd:.4g}"
         cells.append([row["name"], *counts, *times, *rates, price])
     return "\n".join(table_lines(_HEADS, cells))

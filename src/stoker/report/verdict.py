@@ -168,7 +168,7 @@ def _of_a_whole_run(run: ReportedRun) -> tuple[Tone, str, str]:
     gates = run.evaluation.gates if run.evaluation else ()
     if failed := [gate_words(gate) for gate in gates if not gate.passed]:
         return "bad", "gate failed", f"The model missed its quality gate: {'; '.join(failed)}."
-    if run.training.is_helped is False and run.training.useless_groups:
+    if run.training.useless_groups:
         made = capital(run.training.useless_groups[0].made_words)
         return "mixed", "data group idle", f"{made}: data hosts did not help."
     passed = ", gate passed" if gates else ""

@@ -16,7 +16,7 @@ from stoker.host.machine import usable_vcpus
 from stoker.records import Cluster, Decision, Group, Role, TodaysGroup, Workload, groups_in_words
 from stoker.records.decision import START_UP_SECONDS, predicted_of
 from stoker.terminal import ask, say
-from stoker.units import as_fast, duration, usd
+from stoker.units import ESTIMATE, as_fast, duration, usd
 
 _GROUP = re.compile(
     r"(?P<role>dnn|data)=(?:(?P<type>[^:]*[^:\d][^:]*):)?(?P<hosts>[1-9][0-9]*)"
@@ -164,7 +164,7 @@ def bill(
     price = catalog.usd_per_hour(groups)
     lines = [f"{hosts}, price unknown"]
     if price is not None:
-        costs = usd(price, is_estimate=bool(catalog.estimates(groups)))
+        costs = ESTIMATE * bool(catalog.estimates(groups)) + usd(price)
         lines = [
             f"{hosts}, {costs} per hour in total",
             f"start-up: all hosts for about {START_UP_SECONDS / 60:.0f} min before the first step, "
@@ -175,7 +175,7 @@ def bill(
         return lines
     words = f"{step_time_words(promise, has_band=True)}, {as_fast(promise.speedup)}"
     if promise.total_hours is not None and promise.total_usd is not None:
-        dollars = usd(promise.total_usd, is_estimate=promise.is_estimate)
+        dollars = usd(promise.total_usd)
         words += f"; the whole training {promise.total_hours:.2f} h, {dollars}"
     lines.append(f"predicted: {words}")
     if decision.plan.action != "keep":

@@ -400,7 +400,6 @@ def _with_budget(job: JobSpec, *, catalog: Catalog, decision: Decision | None) -
         usd_per_hour=known,
         max_usd=job.settings.budget.max_usd if job.settings.budget else None,
         predicted_usd=promise.run_usd if promise else None,
-        estimated=tuple(group.name for group in single if catalog.estimates([group])),
     )
     is_billed = known and catalog.purchase != NOMINAL
     return replace(job, settings=replace(job.settings, budget=budget if is_billed else None))
