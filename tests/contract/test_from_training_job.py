@@ -141,7 +141,6 @@ def test_a_script_mode_job_becomes_a_workload_with_all_its_settings(tmp_path):
                 "AlgorithmSpecification": {
                     "MetricDefinitions": [{"Name": "loss", "Regex": "loss=([0-9.]+)"}]
                 },
-                "InputDataConfig": [{"ChannelName": "training", "ContentType": "image/jpeg"}],
                 "OutputDataConfig": {"KmsKeyId": "alias/photos"},
                 "ResourceConfig": {"VolumeSizeInGB": 250, "VolumeKmsKeyId": "alias/disk"},
                 **{key: SCRIPT_MODE[key] for key in AS_IS},
@@ -152,9 +151,7 @@ def test_a_script_mode_job_becomes_a_workload_with_all_its_settings(tmp_path):
         "training job photos-2026-11-02-10-11-12-345 (Completed, created 2026-11-01, eu-central-1)",
         "stoker must be in it",
         "requirements.txt",
-        "Not taken, as jobs with data hosts cannot have it: ",
-        *("EnableManagedSpotTraining", "ResourceConfig.KeepAlivePeriodInSeconds"),
-        "StoppingCondition.MaxWaitTimeInSeconds",
+        "Spot, warm pools and other settings of the job are not taken",
     ):
         assert said in words
     body = plan(workload, tmp_path)

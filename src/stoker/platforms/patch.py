@@ -91,21 +91,6 @@ def _merged(
     return result
 
 
-def unreserved(value: Json, reserved: Mapping[str, str], path: Path = ()) -> Json:
-    """Returns the part of a request that a patch may set, without empty and false values."""
-    if isinstance(value, Mapping):
-        kept = {}
-        for name, item in value.items():
-            place = (*path, name)
-            if not any(_is_at(place, pattern) for pattern in reserved):
-                kept[name] = unreserved(item, reserved, place)
-        return {name: item for name, item in kept.items() if item not in (None, False, "", {}, [])}
-    if isinstance(value, list | tuple) and path and path[-1] in _NAMED:
-        items = _by_name(value, path[-1]).items()
-        return [unreserved(item, reserved, (*path, name)) for name, item in items]
-    return value
-
-
 def _by_name(items: Json, key: str) -> dict[str, Document]:
     """Returns the items of the list `key` by the names that they are merged by."""
     return {str(item.get(_NAMED[key])): item for item in mappings(items)}
