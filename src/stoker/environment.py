@@ -25,6 +25,7 @@ from stoker.records import (
     Json,
     ProfileSettings,
     Role,
+    SecretSource,
     Workload,
 )
 from stoker.records.base import Document
@@ -84,7 +85,7 @@ class RunSettings:
         watchdog_minutes: The workload's key `watchdog_minutes`.
         budget: Prices by group, limit and prediction of the run.
         metric_patterns: Patterns of the metrics that the script only prints, by name.
-        secret_names: Variables whose values are shown nowhere.
+        secrets: Variables whose values are shown nowhere, and where these are kept.
     """
 
     run_id: str = "adhoc"
@@ -108,7 +109,7 @@ class RunSettings:
     watchdog_minutes: float | None = None
     budget: Budget | None = None
     metric_patterns: Mapping[str, str] = field(default_factory=dict)
-    secret_names: tuple[str, ...] = ()
+    secrets: Mapping[str, SecretSource] = field(default_factory=dict)
 
     @classmethod
     def of(cls, workload: Workload, *, profile: ProfileSettings | None = None) -> "RunSettings":
@@ -127,7 +128,7 @@ class RunSettings:
             # A profile has its own limits of time.
             watchdog_minutes=None if profile else workload.watchdog_minutes,
             budget=Budget(max_usd=most) if most and not profile else None,
-            secret_names=tuple(sorted(workload.secrets)),
+            secrets=workload.secret_sources,
         )
 
     def to_document(self) -> dict[str, Json]:
@@ -206,39 +207,25 @@ class ProcessSettings(RunSettings):
         return variables
 
 
+# torchrun's settings of a process; the others have the prefix STOKER_.
+_OF_TORCHRUN = ("rank", "world_size", "local_rank", "local_world_size")
 # Variable of each setting of a process.
 VARIABLES: Mapping[str, str] = MappingProxyType(
     {
-        "host": "STOKER_HOST",
-        "group": "STOKER_GROUP",
-        "base_dir": "STOKER_BASE_DIR",
-        "command": "STOKER_COMMAND",
-        "advertise": "STOKER_ADVERTISE",
-        "port": "STOKER_PORT",
-        "coordinator": "STOKER_COORDINATOR",
-        "restarts": "STOKER_RESTARTS",
-        "has_data_group": "STOKER_HAS_DATA_GROUP",
-        "output": "STOKER_OUTPUT",
-        "metrics": "STOKER_METRICS",
-        "launcher_pid": "STOKER_LAUNCHER_PID",
-        "rank": "RANK",
-        "world_size": "WORLD_SIZE",
-        "local_rank": "LOCAL_RANK",
-        "local_world_size": "LOCAL_WORLD_SIZE",
+        name: name.upper() if name in _OF_TORCHRUN else f"STOKER_{name.upper()}"
+        for name in ProcessSettings.__annotations__
+        if name != "token_file"
     }
 )
-# Of SageMaker, where stoker's own variable is not set.
-_INSTEAD = MappingProxyType({"base_dir": "SAGEMAKER_BASE_DIR"})
 
 
 def from_environment(environ: Mapping[str, str] = os.environ) -> ProcessSettings:
     """Reads run.json, STOKER_* and torchrun's variables; raises UsageError if one is malformed."""
-    run = environ.get(RUN_VARIABLE, "")
-    values = dict(_document_of(run))
+    values = dict(_document_of(environ.get(RUN_VARIABLE, "")))
     if environ.get("TRAINING_JOB_NAME"):
         values.setdefault("run_id", environ["TRAINING_JOB_NAME"])
     for name, variable in VARIABLES.items():
-        if text := environ.get(variable) or environ.get(_INSTEAD.get(name, "")):
+        if text := environ.get(variable):
             values[name] = text
     try:
         if "command" in values:

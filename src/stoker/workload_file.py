@@ -206,7 +206,7 @@ def _check_workload(workload: Workload, place: Place) -> None:
         if is_wrong:
             raise UsageError(what, where=place.at(key), fix=fix)
     check_variables(workload.environment, workload.secrets, place)
-    check_engine(workload.engine_settings, taken=workload.feed.ports, place=place)
+    check_engine(workload.engine_settings, place)
 
 
 def _checks(workload: Workload) -> Iterator[tuple[bool, str, str, str]]:

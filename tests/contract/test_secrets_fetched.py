@@ -9,7 +9,7 @@ from stoker.errors import StokerError
 from stoker.launch.secrets import fetched_secrets
 from stoker.platforms.aws import Aws
 from stoker.records import SecretSource
-from stoker.records.secrets import fetch_variables, source_of
+from stoker.records.secrets import source_of
 from support.aws_answers import Answers
 from support.moto_server import REGION
 
@@ -31,8 +31,8 @@ def made(aws, name: str, **content: object) -> str:
 
 
 def fetched(aws, told, *, role="dnn"):
-    variables = fetch_variables({"X": source_of(told)})
-    return fetched_secrets({"PATH": "/bin", **variables}, role=role, account=lambda region: aws)
+    sources = {"X": source_of(told)}
+    return fetched_secrets(sources, environ={}, role=role, account=lambda region: aws)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ from stoker.platforms.aws import Aws
 from stoker.platforms.base import JobSpec
 from stoker.platforms.local import LocalPlatform
 from stoker.platforms.sagemaker.request import plan_request
-from stoker.records.secrets import fetch_variables, source_of
 from stoker.workload_file import workload_from
 from support.builders import group
 from support.moto_server import REGION, ROLE
@@ -115,10 +114,9 @@ def launched(tmp_path, aws_server, arn: str):
         **os.environ,
         **aws_server.environ(),
         "STOKER_BASE_DIR": str(base),
-        "STOKER_RUN": '{"secret_names": ["HF_TOKEN"]}',
+        "STOKER_RUN": json.dumps({"secrets": {"HF_TOKEN": {"arn": arn}}}),
         "WANDB_PROJECT": "digits",
         "TRAINING_JOB_NAME": "digits-1",
-        **fetch_variables({"HF_TOKEN": source_of(arn)}),
     }
     ended = subprocess.run(
         [sys.executable, "-m", "stoker.cli", "launch", "--", sys.executable, str(script)],

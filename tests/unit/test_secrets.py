@@ -1,6 +1,5 @@
 """Variables of a workload: which are refused, and how each platform's request names a secret."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from stoker.platforms.base import JobSpec
 from stoker.platforms.kubernetes import KubernetesPlatform
 from stoker.platforms.patch import patched
 from stoker.platforms.sagemaker.request import plan_request
+from stoker.records import SecretSource
 from stoker.workload_file import workload_from
 from support import kubernetes_jobs
 from support.builders import workload
@@ -61,14 +61,11 @@ def test_the_request_of_sagemaker_names_a_secret_and_has_plain_variables():
     request = plan_request(sagemaker_job(told))
     variables = request.body["Environment"]
     assert variables["WANDB_PROJECT"] == "digits"
-    assert json.loads(variables["STOKER_FETCH_WANDB_API_KEY"]) == {"arn": ARN, "hosts": "dnn"}
-    assert json.loads(variables["STOKER_FETCH_DB"]) == {
-        "arn": SSM,
-        "json_key": "url",
-        "hosts": "all",
+    assert variables.keys() == {"STOKER_RUN", "WANDB_PROJECT"}
+    assert request.settings.secrets == {
+        "DB": SecretSource(arn=SSM, json_key="url", hosts="all"),
+        "WANDB_API_KEY": SecretSource(arn=ARN),
     }
-    assert request.settings.secret_names == ("DB", "WANDB_API_KEY")
-    assert "WANDB_API_KEY" not in variables
 
 
 @pytest.mark.parametrize("api", ["jobset", "trainer"])

@@ -14,6 +14,7 @@ from stoker.records import (
     EngineSettings,
     FeedSettings,
     ProfileSettings,
+    SecretSource,
 )
 from stoker.records.engine import EngineHost
 from stoker.records.training import Budget
@@ -113,7 +114,7 @@ FULL = ProcessSettings(
     watchdog_minutes=30.0,
     budget=Budget(usd_per_hour={"dnn": 1.5}, max_usd=9.0, predicted_usd=3.0),
     metric_patterns={"accuracy": "accuracy ([0-9.]+)"},
-    secret_names=("HF_TOKEN",),
+    secrets={"HF_TOKEN": SecretSource(arn="arn:x")},
 )
 
 

@@ -183,7 +183,7 @@ class Engine:
         self._copy = copying(
             self._process.stdout,
             sys.stdout,
-            hidden=parts_to_hide(environ.get(name, "") for name in run.settings.secret_names),
+            hidden=parts_to_hide(environ.get(name, "") for name in run.settings.secrets),
             read=self._tail.add,
             head=f"[engine {part}] ".encode(),
         )

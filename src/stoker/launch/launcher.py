@@ -115,7 +115,7 @@ def _serve(run: HostRun) -> int:
 
     try:
         # In this process's environment, which workers inherit.
-        os.environ.update(fetched_secrets(run.environ, role="data"))
+        os.environ.update(fetched_secrets(run.settings.secrets, environ=run.environ, role="data"))
         return serve(run)
     except StokerError as err:
         # Trainers must not wait for this host.

@@ -1,8 +1,7 @@
 """The secrets of a training run on AWS, which a host reads as it starts.
 
-A request names each by a variable STOKER_FETCH_NAME with its place; its value is in the environment
-of the training command only. On Kubernetes the kubelet sets the variables, on this machine the
-caller has.
+run.json names the place of each; its value is in the environment of the training command only. On
+Kubernetes the kubelet sets the variables, on this machine the caller has: they are not read again.
 """
 
 import json
@@ -13,7 +12,6 @@ from stoker.errors import PlatformError, ServiceError, UsageError
 from stoker.platforms.aws import Aws
 from stoker.records import Json, SecretSource
 from stoker.records.base import mapping
-from stoker.records.secrets import sources_in
 
 # Hosts are billed during that time; a service that is away for longer, or out of reach, is
 # reported.
@@ -23,8 +21,9 @@ _STACK = "parameter TrainingSecrets of configs/sagemaker/stoker.yaml"
 
 
 def fetched_secrets(
-    environ: Mapping[str, str],
+    sources: Mapping[str, SecretSource],
     *,
+    environ: Mapping[str, str],
     role: str,
     account: Callable[[str], Aws] = lambda region: Aws(region=region),
 ) -> dict[str, str]:
@@ -33,6 +32,9 @@ def fetched_secrets(
     Blocks for up to FETCH_SECONDS per secret while AWS does not answer.
 
     Args:
+        sources: All secrets of the run.
+        environ: Variables of the host: what is there is not read.
+        role: Of the host.
         account: Gives access to AWS in a region.
 
     Raises:
@@ -41,7 +43,8 @@ def fetched_secrets(
     """
     return {
         name: value_of(name, source, account(source.region))
-        for name, source in sources_in(environ, role=role).items()
+        for name, source in sources.items()
+        if source.arn and source.is_for(role) and name not in environ
     }
 
 

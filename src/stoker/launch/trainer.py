@@ -170,7 +170,7 @@ def _train(
     trainer = Trainer.of(run)
     environ = trainer.environ() | engine.environment
     try:
-        environ |= fetched_secrets(run.environ, role="dnn")
+        environ |= fetched_secrets(run.settings.secrets, environ=run.environ, role="dnn")
     except StokerError as err:
         return Ending(exit_code=err.exit_code, refused=str(err))
     words = with_own_python((*command, *trainer.arguments))
@@ -192,7 +192,7 @@ def _train(
             environ=mpi.environ if mpi else environ,
             folder=run.folder,
             asks_children=mpi is not None,
-            hidden=parts_to_hide(environ.get(name, "") for name in run.settings.secret_names),
+            hidden=parts_to_hide(environ.get(name, "") for name in run.settings.secrets),
             inbox=run.inbox,
             log=run.log,
             on_tick=on_tick,

@@ -56,7 +56,7 @@ from stoker.records.training import NOT_COMPARABLE, EndState
 # Variables of an outer job, if this process is part of one.
 _FOREIGN = re.compile(
     r"(STOKER|SM|TORCHELASTIC|MASTER)_.*|RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|GROUP_RANK"
-    r"|TRAINING_JOB_NAME|SAGEMAKER_BASE_DIR"
+    r"|TRAINING_JOB_NAME"
 )
 # Once the leader has ended, the others notice within 10 s: its port is closed. And asked to stop, a
 # trainer may save its state.

@@ -1,6 +1,6 @@
 """Engines, which make data on the data group: settings, presets, checks, and places in commands.
 
-docs/engines.md lists the places. `{{host}}` is a literal `{host}`; other braces stay as they are.
+docs/engines.md lists the places; braces around anything but a name stay as they are.
 """
 
 import re
@@ -22,9 +22,7 @@ PLAIN = ("host", "index", "workers", "secret_file", "engines")
 WITH_PORT = ("address", "leader", "data_addresses", "dnn_addresses")
 TF_CONFIG = "tf_config"
 TF_TASKS = ("chief", "worker", "ps")
-_NAMED = r"([A-Za-z][A-Za-z0-9_-]*)(?::([A-Za-z][A-Za-z0-9_-]*))?"
-# Doubled braces first: what stays of them is group 1; a place is in groups 4 and 5.
-_PLACE = re.compile(rf"\{{(\{{{_NAMED}\}})\}}|\{{{_NAMED}\}}")
+_PLACE = re.compile(r"\{([A-Za-z][A-Za-z0-9_-]*)(?::([A-Za-z][A-Za-z0-9_-]*))?\}")
 
 
 class EngineCommand(Record, frozen=True, kw_only=True):
@@ -78,7 +76,7 @@ class EngineHost(Record, frozen=True, kw_only=True):
 
 def fill(text: str, value_of: Callable[[str, str], str]) -> str:
     """Fills the places in a text, with the value of a name and a port's name, or an empty one."""
-    return _PLACE.sub(lambda found: found[1] or value_of(found[4], found[5] or ""), text)
+    return _PLACE.sub(lambda found: value_of(found[1], found[2] or ""), text)
 
 
 # The presets run example programs that come with stoker. -P: a file in the training's folder may
@@ -149,54 +147,27 @@ def completed(settings: EngineSettings) -> EngineSettings:
     )
 
 
-def check_engine(engine: EngineSettings, *, taken: Mapping[int, str], place: Place) -> None:
-    """Checks an engine's settings before hosts are started.
-
-    Args:
-        taken: Ports of the feed, each with the key that sets it.
+def check_engine(engine: EngineSettings, place: Place) -> None:
+    """Refuses an engine without a command, and places that commands cannot have.
 
     Raises:
-        UsageError: With the key, and the nearest known word for an unknown one.
+        UsageError: With the nearest known word for an unknown one.
     """
-    if engine.name == "feed":
-        if engine != EngineSettings():
-            fix = "set engine.name to command, or remove the other keys"
-            raise UsageError("engine feed takes no other keys", where=place.at("engine"), fix=fix)
-        return
     whole = completed(engine)
-    if whole.data is None:
-        what = f"engine {engine.name} needs engine.data.command"
-        fix = "set it to the data group's program and arguments, a list"
-        raise UsageError(what, where=place.at("engine"), fix=fix)
-    numbers = dict(taken)
-    for name, number in whole.ports.items():
-        key = f"engine.ports.{name}"
-        if number in numbers:
-            what = f"port {number} is already used by {numbers[number]}"
-            raise UsageError(what, where=place.at(key), fix="use another port")
-        numbers[number] = key
-    texts = {f"environment.{name}": text for name, text in whole.environment.items()}
-    commands = {"leader": whole.leader, "dnn": whole.dnn, "data": whole.data}
-    for role, command in commands.items():
-        if command is None:
-            continue
-        if command.ready and command.ready not in whole.ports:
-            what = f"the engine has no port {command.ready}"
-            fix = nearest(command.ready, list(whole.ports))
-            raise UsageError(what, where=place.at(f"engine.{role}.ready"), fix=fix)
-        texts |= {f"{role}.command[{at}]": word for at, word in enumerate(command.command)}
-        texts |= {f"{role}.environment.{name}": t for name, t in command.environment.items()}
-    for key, text in texts.items():
-        for match in _PLACE.finditer(text):
-            _check_place(match, list(whole.ports), where=place.at(f"engine.{key}"))
-
-
-def _check_place(match: re.Match[str], ports: list[str], *, where: str) -> None:
-    word, port = match[4], match[5]
-    known = [*PLAIN, *WITH_PORT, *ports]
-    if port:
-        known = ports if word in (*WITH_PORT, TF_CONFIG) else []
-    # Doubled braces have no word.
-    if word and (port or word) not in known:
-        fix = f"{nearest(port or word, known)}; for literal braces: {{{match[0]}}}"
-        raise UsageError(f"unknown place {match[0]}", where=where, fix=fix)
+    where = place.at("engine")
+    if (whole.name == "feed") != (whole.data is None):
+        what = f"engine {engine.name}: only other engines than feed have and need data.command"
+        fix = "name: command, and data: {command: [PROGRAM, ARGUMENT]}, for a program of your own"
+        raise UsageError(what, where=where, fix=fix)
+    ports = [*whole.ports]
+    texts = [*whole.environment.values()]
+    for command in filter(None, (whole.leader, whole.dnn, whole.data)):
+        texts += [*command.command, *command.environment.values()]
+        if command.ready:
+            texts.append(f"{{address:{command.ready}}}")
+    for found in _PLACE.finditer(" ".join(texts)):
+        word, port = found[1], found[2]
+        known = ports if port and word in (*WITH_PORT, TF_CONFIG) else [*PLAIN, *WITH_PORT, *ports]
+        if (port or word) not in known:
+            fix = f"{nearest(port or word, known)} The places: docs/engines.md"
+            raise UsageError(f"unknown place {found[0]}", where=where, fix=fix)

@@ -7,7 +7,6 @@ in requests (`check_secrets` of each platform's checks), and not
 shown in errors (`records.base`).
 """
 
-import json
 import re
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Literal
@@ -15,7 +14,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from stoker.errors import UsageError
-from stoker.records.base import Name, Place, Record, convert
+from stoker.records.base import Name, Place, Record
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # arn:aws:secretsmanager:REGION:ACCOUNT:secret:NAME and arn:aws:ssm:REGION:ACCOUNT:parameter/NAME
@@ -46,9 +45,6 @@ _SECRET_VALUE = re.compile(
 # A shorter text, such as 1, would hide parts of other words.
 _MIN_HIDDEN = 6
 HIDDEN = "***"
-
-# Of a variable that names a secret to be read, as JSON.
-_FETCH = "STOKER_FETCH_"
 
 SecretHosts = Literal["dnn", "all"]
 
@@ -90,27 +86,6 @@ def source_of(told: str | SecretSource) -> SecretSource:
     if isinstance(told, str):
         return SecretSource(arn=told)
     return told
-
-
-def fetch_variables(secrets: Mapping[str, SecretSource]) -> dict[str, str]:
-    """Returns the variables by which a launcher knows what to read: no values."""
-    # Without defaults: SageMaker allows 512 characters.
-    variables = {}
-    for name, source in secrets.items():
-        given = {key: value for key, value in msgspec.structs.asdict(source).items() if value}
-        variables[f"{_FETCH}{name}"] = json.dumps(given, separators=(",", ":"))
-    return variables
-
-
-def sources_in(environ: Mapping[str, str], *, role: str) -> dict[str, SecretSource]:
-    """Returns the secrets that hosts of a role read, by variable."""
-    sources = {}
-    for variable, text in sorted(environ.items()):
-        if variable.startswith(_FETCH):
-            source = convert(json.loads(text), SecretSource, Place(f"variable {variable}"))
-            if source.is_for(role):
-                sources[variable.removeprefix(_FETCH)] = source
-    return sources
 
 
 def is_secret(name: str, value: str) -> bool:

@@ -291,15 +291,6 @@ class FeedSettings(Record, frozen=True, kw_only=True):
                 "of samples"
             )
 
-    @property
-    def ports(self) -> dict[int, str]:
-        """Ports in use on a host, each with the key that sets it."""
-        # Coordinator and agents, batches, torchrun's store.
-        taken = {self.port + index: "feed.port" for index in range(3)}
-        if self.metrics_port:
-            taken[self.metrics_port] = "feed.metrics_port"
-        return taken
-
     def replica(self, rank: int) -> int:
         """Returns the number of the replica of the model that a rank has a part of."""
         return rank // self.model_parallel_size

@@ -67,8 +67,8 @@ def _settings() -> "dict[str, object]":
 
 def _without_secrets(text: str) -> str:
     """Hides the values of secrets, as `stoker.records.secrets.hidden`; this Python may lack it."""
-    names = _settings().get("secret_names")
-    for name in names if isinstance(names, list) else ():
+    names = _settings().get("secrets")
+    for name in names if isinstance(names, dict) else ():
         value = os.environ.get(name, "")
         for part in (value, *value.splitlines()):
             if len(part.strip()) >= 6:

@@ -29,7 +29,6 @@ from stoker.records import Channel, Json, SageMakerSettings, nearest
 from stoker.records.base import Document, item_at, mapping, mappings, text
 from stoker.records.hyperparameters import encoded
 from stoker.records.platforms import patch_document
-from stoker.records.secrets import fetch_variables
 
 TOKEN_CHANNEL = "stoker_token"
 CODE_CHANNEL = "stoker_code"
@@ -295,13 +294,13 @@ def _without_none(values: Document) -> dict[str, Json]:
 
 
 def _environment(job: JobSpec) -> dict[str, Json]:
-    """Returns the Environment of `job`: the user's variables, stoker's, and secrets' addresses."""
+    """Returns the Environment of `job`: the user's variables, and stoker's."""
     variables: dict[str, Json] = {}
     if _logs_to_managed_mlflow(job):
         # With these `mlflow.log_metric` finds the managed MLflow.
         named = {MLFLOW_URI: job.tracking.mlflow, MLFLOW_EXPERIMENT: job.tracking.experiment}
         variables = {name: value for name, value in named.items() if value}
-    variables |= {**job.environment, **fetch_variables(job.secrets)}
+    variables |= job.environment
     variables[RUN_VARIABLE] = f"{_INPUT}/{TOKEN_CHANNEL}/{RUN_FILE}"
     return dict(sorted(variables.items()))
 
