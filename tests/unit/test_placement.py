@@ -9,7 +9,7 @@ from stoker.environment import ProcessSettings
 from stoker.errors import ShippingError
 from stoker.feed.bookkeeping import TrainerProcess
 from stoker.feed.engine.loader_spec import LoaderSpec, PackedSpec
-from stoker.feed.placement import packed_of
+from stoker.feed.placement import pack
 from stoker.feed.timeline import Timeline
 
 
@@ -32,7 +32,10 @@ def test_a_loader_that_no_longer_pickles_goes_on_with_its_last_pickle_while_unch
 
     def packed() -> PackedSpec:
         spec = LoaderSpec(dataset=dataset, collate_fn=loader.collate_fn)
-        return packed_of(loader, spec, process)
+        pack(loader, spec, process)
+        sent = process.books(loader).sent
+        assert sent is not None
+        return sent
 
     dataset.items[0] = 5
     sent = packed()

@@ -102,13 +102,6 @@ class EpochProgress:
     stream: "StreamProgress | None" = None
 
 
-class Sent(NamedTuple):
-    """What data hosts got of a loader last, and digests of its members then."""
-
-    packed: "PackedSpec"
-    digests: dict[str, str]
-
-
 @dataclass(slots=True, weakref_slot=True, eq=False)
 class LoaderBooks:
     """Bookkeeping of one DataLoader across epochs.
@@ -121,6 +114,7 @@ class LoaderBooks:
         keeps_seed: Of a loaded state; None: as the loader's workers persist.
         made_here: The trainer makes its batches from its next iter() on.
         sent: What data hosts got last; None: nothing yet.
+        digests: Of its members then.
         is_whole: Without workers: plain cloudpickle takes its parts; None: not tried yet.
         tried: Classes of errors of bad samples that were tried in the trainer, too.
     """
@@ -133,7 +127,8 @@ class LoaderBooks:
     base_seed: int | None = None
     keeps_seed: bool | None = None
     made_here: bool = False
-    sent: Sent | None = None
+    sent: "PackedSpec | None" = None
+    digests: dict[str, str] = field(default_factory=dict)
     is_whole: bool | None = None
     tried: set[str] = field(default_factory=set)
 
@@ -230,7 +225,7 @@ class TrainerProcess:
     has_lost_hosts: bool = False
     # By id, because a subclass may define equality, or have no hash.
     _books: dict[int, LoaderBooks] = field(default_factory=dict)
-    _sources: dict[str, LoaderBooks] = field(default_factory=dict)
+    _sources: dict[str, int] = field(default_factory=dict)
     _numbers: dict[tuple[object, ...], int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -253,11 +248,8 @@ class TrainerProcess:
             weakref.finalize(loader, self._books.pop, id(loader), None).atexit = False
         return books
 
-    def books_of_source(self, name: str) -> LoaderBooks:
-        books = self._sources.get(name)
-        if books is None:
-            books = self._sources[name] = LoaderBooks(FIRST_SOURCE + len(self._sources))
-        return books
+    def number_of_source(self, name: str) -> int:
+        return self._sources.setdefault(name, FIRST_SOURCE + len(self._sources))
 
     def note_made_here(self, why: str) -> None:
         """Keeps a reason why data hosts do not help, for the run's last words."""

@@ -105,7 +105,7 @@ class FedSource:
         assert self._books.sent is not None
         request = EpochRequest(
             epoch=epoch.progress.epoch,
-            spec=self._books.sent.packed,
+            spec=self._books.sent,
             script=self._script,
             seeding=epoch.seeding,
             num_workers=loader.num_workers,

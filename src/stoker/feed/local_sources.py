@@ -7,7 +7,7 @@ that a batch is seeded from, and a worker init function has their fetcher seed b
 import contextlib
 import itertools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
@@ -295,16 +295,16 @@ class WorkersSource(_MultiProcessingDataLoaderIter):
     def _base_seed(self, drawn: int) -> None:
         pass
 
-    # It begins with the first worker, and then they take turns.
+    # It begins with the worker that has the next batch, and then they take turns.
     @property
     def _worker_queue_idx_cycle(self) -> "itertools.cycle[int]":
-        return cast("itertools.cycle[int]", self._turns)
+        return self._turns
 
     @_worker_queue_idx_cycle.setter
-    def _worker_queue_idx_cycle(self, turns: Iterator[int]) -> None:
+    def _worker_queue_idx_cycle(self, turns: "itertools.cycle[int]") -> None:
         stream = self._epoch.stream
-        if stream is not None and stream.next_number:
-            turns = _turns_of(stream, self._workers_status)
+        for _ in range(stream.next_number % len(stream.shards) if stream else 0):
+            next(turns)
         self._turns = turns
 
     def begin(self, epoch: Epoch) -> None:
@@ -349,17 +349,6 @@ class WorkersSource(_MultiProcessingDataLoaderIter):
 
     def close(self) -> None:
         self._shutdown_workers()
-
-
-def _turns_of(resumed: StreamProgress, are_live: Sequence[bool]) -> Iterator[int]:
-    """Yields the worker that has the next batch, by the numbers of a resumed stream."""
-    numbers = resumed.next_numbers()
-    while True:
-        # All of them, once every worker has ended: torch asks no more.
-        live = [who for who, is_live in enumerate(are_live) if is_live]
-        worker = min(live or range(len(numbers)), key=lambda who: numbers[who])
-        numbers[worker] += len(numbers)
-        yield worker
 
 
 BatchSource = TrainerSource | WorkersSource

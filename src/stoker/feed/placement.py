@@ -17,8 +17,8 @@ import cloudpickle
 from torch.utils.data import DataLoader, _DatasetKind
 
 from stoker.errors import FeedError, FeedLostError, ShippingError
-from stoker.feed.bookkeeping import LoaderBooks, Sent, TrainerProcess, line_words
-from stoker.feed.engine.loader_spec import LoaderSpec, PackedSpec, StartMethod, pack_spec
+from stoker.feed.bookkeeping import LoaderBooks, TrainerProcess, line_words
+from stoker.feed.engine.loader_spec import LoaderSpec, StartMethod, pack_spec
 from stoker.feed.engine.pickler import BoundedFile, LoaderPickler, factories_in
 from stoker.feed.local_sources import is_of_stoker, view_of, worker_init_of
 from stoker.feed.seeding import Seeding
@@ -67,7 +67,7 @@ def placement_of(
     is_kept = is_again and process.books(loader).sent and loader._dataset_kind == _DatasetKind.Map
     if place.is_fed and not is_kept:
         try:
-            packed_of(loader, _spec_of(place.loader, process), process)
+            pack(loader, _spec_of(place.loader, process), process)
         except ShippingError as err:
             if is_remote(loader):
                 raise
@@ -211,8 +211,8 @@ def _spec_of(loader: AnyLoader, process: TrainerProcess) -> LoaderSpec:
     )
 
 
-def packed_of(loader: AnyLoader, spec: LoaderSpec, process: TrainerProcess) -> PackedSpec:
-    """Returns the pickle of a loader's parts, for data hosts.
+def pack(loader: AnyLoader, spec: LoaderSpec, process: TrainerProcess) -> None:
+    """Puts the pickle of a loader's parts, for data hosts, into its books.
 
     One that does not pickle any more goes on with the pickle that was sent last, as long as those
     members that do pickle are unchanged.
@@ -226,18 +226,16 @@ def packed_of(loader: AnyLoader, spec: LoaderSpec, process: TrainerProcess) -> P
     except ShippingError as err:
         if books.sent is None:
             raise
-        before = books.sent.digests
-        now = digests_of(loader)
+        now = digests_of(loader).items() - books.digests.items()
         # A member that does not pickle has no digest.
-        changed = [path for path in now if ":" not in now[path] and now[path] != before.get(path)]
+        changed = sorted(path for path, digest in now if ":" not in digest)
         if not changed:
-            return books.sent.packed
+            return
         raise ShippingError(
             f"{err.what}, and {changed[0]} has changed since it was sent", fix=err.fix
         ) from err
-    if books.sent is None or books.sent.packed.digest != packed.digest:
-        books.sent = Sent(packed, digests_of(loader))
-    return packed
+    if books.sent is None or books.sent.digest != packed.digest:
+        books.sent, books.digests = packed, digests_of(loader)
 
 
 # Of one member: more takes a second of the script's time.

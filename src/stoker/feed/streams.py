@@ -10,7 +10,6 @@ that was made before. That is exact if the dataset is deterministic.
 
 import contextlib
 import io
-import pickle
 import sys
 from collections.abc import Callable, Iterable
 from typing import Protocol, cast
@@ -20,14 +19,11 @@ import numpy as np
 import torch
 
 from stoker.feed.engine.messages import MAX_OWN_BYTES, OwnState
-from stoker.feed.generators import GLOBALS, read_state, write_state
 from stoker.feed.seeding import PreservedRandomStates
 
 # A state of up to that size is taken after each batch; a larger one after one batch in `_SELDOM`.
 _SMALL_STATE_BYTES = 4 << 10
 _SELDOM = 16
-# A batch may be held back from the script after it left its loader: on its way to the device.
-_MAX_HELD = 1
 
 
 # ---- the batches of a shard
@@ -67,7 +63,6 @@ class ShardBatches:
         self.position = 0
         self.is_exhausted = False
         self._num_until_state = 0
-        self._random = b""
 
     def begin(self, index: object, *, num_made: int = 0, own: OwnState | None = None) -> None:
         """Begins an epoch, and makes again what was made of it elsewhere.
@@ -91,9 +86,6 @@ class ShardBatches:
             fetcher.dataset_iter.load_state_dict(state["iterator"])  # type: ignore[attr-defined]
         if state and own is not None:
             self.position = own.num_made
-        self._random = pickle.dumps(_random_states())
-        for name, random_state in cast("dict[str, object]", state.get("random", {})).items():
-            write_state(GLOBALS[name], random_state)
         self._fetcher = fetcher
         while self.position < num_made and not self.is_exhausted:
             # An error was raised in the script before; StopIteration ends the loop.
@@ -124,9 +116,6 @@ class ShardBatches:
             if not states:
                 self._num_until_state = sys.maxsize
                 return None
-            now = _random_states()
-            if pickle.dumps(now) != self._random:
-                states["random"] = now
             file = io.BytesIO()
             torch.save(plain(states), file)
             packed = file.getvalue()
@@ -147,10 +136,6 @@ class ShardBatches:
             if is_asked and hasattr(part, "state_dict") and hasattr(part, "load_state_dict"):
                 states[name] = part.state_dict()
         return states
-
-
-def _random_states() -> dict[str, object]:
-    return {name: read_state(generator) for name, generator in GLOBALS.items()}
 
 
 def plain(value: object) -> object:
@@ -193,25 +178,13 @@ def own_before(states: list[OwnState], num_made: int) -> OwnState | None:
     return earlier[-1] if earlier else None
 
 
-def owns_with(states: list[OwnState], own: OwnState, *, num_made: int) -> list[OwnState]:
-    """Returns the states that are needed when the script has `num_made` batches, and later.
-
-    Args:
-        states: In ascending order.
-        own: A new one.
-        num_made: Some of these may be held back from the script.
-    """
-    needed = own_before(states, num_made - _MAX_HELD)
-    least = 0 if needed is None else needed.num_made
-    return [*(one for one in states if least <= one.num_made < own.num_made), own]
-
-
 class ShardProgress(msgspec.Struct, kw_only=True):
     """What the script got of one shard of an iterable dataset.
 
     Attributes:
         num_made: Batches up to the last one that the script got; one that failed counts.
-        owns: States of a dataset that has one, in ascending order; some may be ahead of the script.
+        owns: The last states of a dataset that has one, in ascending order; some may be ahead of
+            the script.
     """
 
     num_made: int = 0
@@ -240,21 +213,13 @@ class StreamProgress(msgspec.Struct, kw_only=True):
         self.next_number = shard.num_made * len(self.shards) + shard_number + 1
         shard.num_made += 1
         if own is not None:
-            shard.owns = owns_with(shard.owns, own, num_made=shard.num_made)
+            # The last batch may be held back from the script, on its way to the device.
+            shard.owns = [*shard.owns[-1:], own]
 
     def is_exhausted(self, shard_number: int) -> bool:
         """Returns whether the order of batches has passed over the shard: it has no more."""
         next_of_shard = self.shards[shard_number].num_made * len(self.shards) + shard_number
         return next_of_shard < self.next_number
-
-    def next_numbers(self) -> list[int]:
-        """Returns the number of each shard's next batch, or one where it is found to have ended."""
-        count = len(self.shards)
-        numbers: list[int] = []
-        for which, shard in enumerate(self.shards):
-            position = max(shard.num_made, -(-(self.next_number - which) // count))
-            numbers.append(position * count + which)
-        return numbers
 
     def state(self, *, num_held: int) -> dict[str, object]:
         """Returns the state, of plain types; `num_held` is 1 if the last batch is held back."""
@@ -262,6 +227,9 @@ class StreamProgress(msgspec.Struct, kw_only=True):
         if num_held:
             seen.next_number, last = self.before_last
             seen.shards[last].num_made -= 1
+        for shard in seen.shards:
+            own = own_before(shard.owns, shard.num_made)
+            shard.owns = [own] if own else []
         state: dict[str, object] = msgspec.to_builtins(seen)
         return state
 

@@ -74,8 +74,8 @@ class TimedBatches(Generic[_T]):
         opening_seconds = process.timeline.clock() - began
         if process.settings.output is None or _is_timed_already(self._batches, process):
             return source
-        books = process.books_of_source(self._name)
-        epoch = TimedEpoch(process.timeline, loader=books.number, epoch=books.next_epoch())
+        timeline, number = process.timeline, process.number_of_source(self._name)
+        epoch = TimedEpoch(timeline, loader=number, epoch=timeline.sums(number).epochs)
         epoch.opened(opening_seconds)
         return _TimedIterator(source, epoch, self._samples)
 

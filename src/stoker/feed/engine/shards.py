@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from stoker.feed.engine.messages import OwnState, ShardBegin
 from stoker.feed.engine.scheduler import BatchScheduler, Worker
-from stoker.feed.streams import StreamProgress, own_before, owns_with
+from stoker.feed.streams import StreamProgress, own_before
 
 # The first batch waits this long for hosts that are on their way: a shard stays where it begins.
 SETTLE_SECONDS = 2.0
@@ -165,7 +165,8 @@ class ShardScheduler(BatchScheduler):
             return False
         shard.arrived += 1
         if own is not None:
-            shard.owns = owns_with(shard.owns, own, num_made=shard.taken)
+            # From before the last batch that the script took, and later.
+            shard.owns = [*shard.owns[-self._prefetch - 1 :], own]
         return super().arrived(worker, number, nbytes=nbytes, now=now, content=content)
 
     def fail(self, number: int, content: object) -> int:
