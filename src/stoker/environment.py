@@ -31,7 +31,6 @@ from stoker.records import (
 from stoker.records.base import Document
 from stoker.records.engine import EngineHost, StrategyName
 from stoker.records.training import Budget
-from stoker.records.workload import ReplaceDataLoader
 
 # In STOKER_OUTPUT: the profile ended the command; exit codes of its processes do not count.
 PROFILE_ENDED_FILE = "profile-ended"
@@ -77,8 +76,7 @@ class RunSettings:
         image: Container image of a profile's hosts, for its record.
         code_file: Package (.tar.gz) of the training's code, in which the command runs.
         requirements: SageMaker: the workload's key sagemaker.requirements.
-        replace_dataloader: Whether stoker's DataLoader replaces torch's; auto: unless the script
-            imports stoker's.
+        replace_dataloader: Whether stoker's iterators replace those of torch's loaders.
         comes_back: Kubernetes restarts failed data hosts.
         pod_groups: Kubernetes: all groups of the run.
         max_run_seconds: Kubernetes: limit on all attempts together. None: there is none.
@@ -102,7 +100,7 @@ class RunSettings:
     image: str | None = None
     code_file: Path | None = None
     requirements: str = "auto"
-    replace_dataloader: ReplaceDataLoader = False
+    replace_dataloader: bool = False
     comes_back: bool = False
     pod_groups: tuple[RunGroup, ...] = ()
     max_run_seconds: int | None = None
@@ -113,18 +111,16 @@ class RunSettings:
 
     @classmethod
     def of(cls, workload: Workload, *, profile: ProfileSettings | None = None) -> "RunSettings":
-        replaced = workload.feed.replace_dataloader
         most = workload.constraints.max_usd
-        if profile or (replaced == "auto" and workload.engine_settings.name != "feed"):
-            # A profile measures the script's own loaders; other engines feed differently.
-            replaced = False
+        # A profile measures the script's own loaders; other engines feed differently.
+        is_fed = workload.engine_settings.name == "feed" and not profile
         return cls(
             feed=workload.feed,
             strategy=workload.strategy,
             engine=workload.engine_settings,
             metric_patterns={} if profile else workload.metric_patterns,
             profile=profile,
-            replace_dataloader=replaced,
+            replace_dataloader=is_fed and workload.feed.replace_dataloader,
             # A profile has its own limits of time.
             watchdog_minutes=None if profile else workload.watchdog_minutes,
             budget=Budget(max_usd=most) if most and not profile else None,

@@ -55,13 +55,10 @@ def unfed_words(loader: ProfiledLoader | None, feed: FeedSettings | None = None)
     """Returns why data hosts cannot make a loader's batches; empty: they can, or unknown."""
     if loader is None:
         return ""
-    replaces = feed.replace_dataloader if feed else "auto"
     why = loader.shippable.why if loader.shippable else ""
     if loader.reach == "own":
         why = "it makes batches in its own way"
-    elif loader.reach == "left" and replaces == "auto":
-        why = "the script imports stoker's class: read that, or --replace-dataloader true"
-    elif loader.reach != "stoker" and replaces is False:
+    elif loader.reach != "stoker" and feed and not feed.replace_dataloader:
         why = "feed.replace_dataloader is false"
     return f"{loader.class_name} gets no help from data hosts: {why}" if why else ""
 

@@ -57,12 +57,12 @@ def unaware(tmp_path: Path, text: str, **env: str) -> tuple[int, str]:
     return run_warm([str(script)], in_run(VARIABLES | env), timeout=100)
 
 
-# replace_dataloader: auto, as `stoker train` has it unless somebody says otherwise.
+# replace_dataloader: true, as `stoker train` has it unless somebody says otherwise.
 AUTOMATIC = """
 import torch
 import torch.utils.data
 from stoker.feed.replace import install
-install(torch.utils.data.DataLoader, is_auto=True)
+install(torch.utils.data.DataLoader)
 from torch.utils.data import DataLoader
 
 class Mine(DataLoader):
@@ -91,32 +91,20 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize(
-    ("imported", "expected"),
-    [
-        ("", "stoker.feed.iterators"),
-        # What has no loader in it says nothing of loaders.
-        ("import stoker; stoker.log_metrics(accuracy=1)", "stoker.feed.iterators"),
-        ("from stoker import DataLoader as Fed", "torch.utils.data.dataloader"),
-    ],
-)
-def test_auto_leaves_torchs_loaders_to_a_script_that_imports_stokers(tmp_path, imported, expected):
+@pytest.mark.parametrize("imported", ["", "from stoker import DataLoader as Fed"])
+def test_torchs_loaders_and_their_subclasses_are_stokers_and_timed_once(tmp_path, imported):
     timed = "import stoker; list(stoker.timed(DataLoader([1, 2])))"
     script = f"{AUTOMATIC}{imported}\n{timed}\nprint(kinds())"
     code, said = unaware(tmp_path, script, STOKER_OUTPUT=str(tmp_path))
-    assert (code, said.splitlines()[-1]) == (0, f"{{'{expected}'}}"), said
-    # Once by the loader, or once by `timed` where the loader is left to torch.
+    assert (code, said.splitlines()[-1]) == (0, "{'stoker.feed.iterators'}"), said
+    # By the loader, not by `timed`, too.
     assert len((tmp_path / "timeline-rank0.csv").read_text().splitlines()[1:]) == 2
 
 
-@pytest.mark.parametrize(
-    ("imported", "expected"),
-    [("", "stoker.feed.iterators"), ("from stoker import DataLoader as Fed", "torch.utils.data")],
-)
-def test_auto_has_no_say_in_loaders_of_a_worker(tmp_path, imported, expected):
-    code, said = unaware(tmp_path, f"{AUTOMATIC}{imported}\n{IN_WORKERS}")
+def test_loaders_of_a_worker_are_torchs(tmp_path):
+    code, said = unaware(tmp_path, f"{AUTOMATIC}\n{IN_WORKERS}")
     last = said.splitlines()[-1]
-    assert (code, last.split()[0].startswith(expected)) == (0, True), said
+    assert (code, last.split()[0]) == (0, "stoker.feed.iterators"), said
     torchs = ["torch.utils.data.dataloader"] * 2
     assert last.endswith(f" {[[torchs], [torchs]]}")
 

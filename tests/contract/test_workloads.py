@@ -90,7 +90,7 @@ def test_the_option_says_which_loaders_a_job_replaces(flags, tmp_path):
     words = ["train", "configs/mnist-sagemaker.yaml", "--dry-run", "--json", *flags]
     shown = succeeds(*words, cwd=example_project(tmp_path))
     found = re.findall(r'replace_dataloader\\?": ?\\?"?(\w+)', shown.stdout)
-    assert sorted(set(found)) == [(flags or ["auto"])[-1]]
+    assert sorted(set(found)) == [(flags or ["true"])[-1]]
 
 
 def test_a_command_becomes_a_workload(tmp_path):

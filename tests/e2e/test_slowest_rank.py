@@ -44,7 +44,7 @@ for epoch in range({EPOCHS}):
 
 
 def test_the_rank_that_waits_longest_is_the_run(tmp_path):
-    with LocalJob(tmp_path, SCRIPT, processes=2, replace_dataloader="auto") as job:
+    with LocalJob(tmp_path, SCRIPT, processes=2, replace_dataloader=True) as job:
         job.succeeds()
         measured = job.training().measured
         log = job.log(job.leader)

@@ -46,7 +46,7 @@ def test_dataset_that_cannot_travel_is_made_as_torch_makes_it(nobody):
 
 
 def test_what_cannot_travel_of_an_unchanged_script_is_made_as_torch_makes_it(nobody):
-    env = env_of(nobody) | {"RUN_REPLACE_DATALOADER": "auto"}
+    env = env_of(nobody) | {"RUN_REPLACE_DATALOADER": "true"}
     trainer = nobody.train(env=env, lock=True, num_workers=2, is_torchs=True)
     assert trainer.finish() == reference(num_workers=2)
     assert trainer.errors.count("loader_made_here") == 1

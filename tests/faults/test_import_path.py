@@ -77,7 +77,7 @@ def test_data_hosts_import_what_the_script_imports(script):
         fed = {
             "STOKER_LAUNCHER_PID": str(os.getpid()),
             "PYTHONPATH": f"{STARTUP}:{more}",
-            "RUN_REPLACE_DATALOADER": "auto",
+            "RUN_REPLACE_DATALOADER": "true",
         }
         found = cluster.train(script=script, env=fed, workers=0).finish()
     assert expected[0]["marks"][0].count("own") == len(PACKAGES) + 2

@@ -18,7 +18,7 @@ STARTUP = Path(stoker.__file__).parent / "startup"
 FED = {
     "STOKER_LAUNCHER_PID": str(os.getpid()),
     "PYTHONPATH": str(STARTUP),
-    "RUN_REPLACE_DATALOADER": "auto",
+    "RUN_REPLACE_DATALOADER": "true",
 }
 
 

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 model = torch.nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
 """
-UNCHANGED = {"feed": FeedSettings(), "replace_dataloader": "auto"}
+UNCHANGED = {"feed": FeedSettings(), "replace_dataloader": True}
 STEPS = """
 for (batch,) in loader:
     model(batch).square().mean().backward()
@@ -92,8 +92,8 @@ def data_group_of(training):
         (SHARED, 60, "dataset.epoch"),
         (refused(TORCHS_LOADER), 60, "dataset.held"),
         (refused(STOKERS_LOADER), 60, "dataset.held"),
-        (TORCHS + STEPS, 3, "torch.utils.data.dataloader.DataLoader is read without stoker"),
-        (EMPTY + STEPS, 0, "no batch of a loader of torch or stoker was read"),
+        (TORCHS + STEPS, 3, "feed.replace_dataloader is false"),
+        (EMPTY + STEPS, 0, "no batch of a loader of stoker's class was read"),
     ],
 )
 def test_a_run_whose_data_hosts_made_no_batch_succeeds_and_says_why(tmp_path, script, steps, why):

@@ -61,7 +61,7 @@ def test_a_librarys_batches_are_torchs_also_when_a_data_host_dies(cluster, scrip
     quiet = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
     plain = run_script({}, script=name, env=quiet)
     heard = [cluster.log_of(number).stat().st_size for number in (0, 1)]
-    fed = {"RUN_REPLACE_DATALOADER": "auto", "STOKER_TEST_PAUSE_AT": str(PAUSE_AT)}
+    fed = {"RUN_REPLACE_DATALOADER": "true", "STOKER_TEST_PAUSE_AT": str(PAUSE_AT)}
     trainer = cluster.train(script=name, workers=0, env=quiet | LAUNCHED | fed)
     trainer.until("pause")
     # Both have the dataset, so that one can be lost.

@@ -16,7 +16,7 @@ STARTUP = Path(stoker.__file__).parent / "startup"
 LAUNCHED = {
     "STOKER_LAUNCHER_PID": str(os.getpid()),
     "PYTHONPATH": str(STARTUP),
-    "RUN_REPLACE_DATALOADER": "auto",
+    "RUN_REPLACE_DATALOADER": "true",
 }
 
 

@@ -55,8 +55,6 @@ UNSENDABLE = ProfiledLoader(
     reach="torch",
     shippable=Shippable(ok=False, why="cannot send dataset.socket", fix="make it at first use"),
 )
-# Torch's class, in a script that imports stoker's.
-LEFT = ProfiledLoader(class_name=TORCHS, reach="left")
 
 
 @pytest.mark.parametrize(
@@ -64,7 +62,6 @@ LEFT = ProfiledLoader(class_name=TORCHS, reach="left")
     [
         (OWN, FeedSettings()),
         (ProfiledLoader(class_name=TORCHS, reach="torch"), FeedSettings(replace_dataloader=False)),
-        (LEFT, FeedSettings()),
         (UNSENDABLE, FeedSettings()),
     ],
 )

@@ -68,7 +68,6 @@ def test_ranks_add_up_where_cpu_is_meant_and_the_slowest_counts_where_waiting_is
             {"reach": "own", "class_name": "litdata.X"},
             "litdata.X gets no help from data hosts: it makes batches in its own way",
         ),
-        ({"reach": "left"}, "or --replace-dataloader true"),
         ({}, f"loader: {TORCHS}; data hosts can make its batches"),
     ],
 )

@@ -109,7 +109,7 @@ FULL = ProcessSettings(
     command=("python", "train.py"),
     requirements="jobs/requirements.txt",
     image="registry/train:7",
-    replace_dataloader="auto",
+    replace_dataloader=True,
     pod_groups=(RunGroup(name="dnn", instance_type="g5", count=2, hosts="dnn-{index}.run"),),
     watchdog_minutes=30.0,
     budget=Budget(usd_per_hour={"dnn": 1.5}, max_usd=9.0, predicted_usd=3.0),

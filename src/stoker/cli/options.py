@@ -88,10 +88,10 @@ Prices = Annotated[
     ),
 ]
 ReplaceDataLoader = Annotated[
-    Literal["auto", "true", "false"] | None,
+    Literal["true", "false"] | None,
     typer.Option(
         help="Serve plain torch.utils.data.DataLoader objects, too (default: from the workload, or "
-        "auto: unless the script imports stoker's).",
+        "true).",
     ),
 ]
 Out = Annotated[

@@ -8,7 +8,7 @@ import sys
 import threading
 from typing import Literal
 
-LoaderReach = Literal["stoker", "torch", "left", "own"]
+LoaderReach = Literal["stoker", "torch", "own"]
 
 _STOKERS = "stoker.feed.loader.DataLoader"
 # Classes that make batches without torch's loader: data hosts cannot make these.
@@ -30,21 +30,13 @@ def own_loaders() -> list[str]:
     return [f"{module}.{name}" for module, name in OWN_LOADERS.items() if module in sys.modules]
 
 
-def imports_stokers() -> bool:
-    """Returns whether the script has asked for stoker's DataLoader, to mark what is fed."""
-    # The package caches names that a script asked for; stoker's own code imports from the module.
-    return "DataLoader" in vars(sys.modules["stoker"])
-
-
 def reach_of(kind: type) -> tuple[str, LoaderReach]:
     """Returns the name of a loader's class (its base's in OWN_LOADERS), and its reach."""
     names = [f"{base.__module__}.{base.__qualname__}" for base in kind.__mro__]
     for module, name in OWN_LOADERS.items():
         if f"{module}.{name}" in names:
             return f"{module}.{name}", "own"
-    if _STOKERS in names:
-        return names[0], "stoker"
-    return names[0], "left" if imports_stokers() else "torch"
+    return names[0], "stoker" if _STOKERS in names else "torch"
 
 
 # ---- whether this process makes batches for a loader of another one

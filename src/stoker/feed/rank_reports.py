@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -26,12 +25,6 @@ from stoker.feed.timeline import FILE as TIMELINE_FILE
 from stoker.feed.timeline import MeasuredStep, read_timeline, steps_in, timeline_ranks
 from stoker.logs import EventName, Log
 from stoker.records.training import UNHELPED
-
-if TYPE_CHECKING:
-    import torch
-    from torch.utils.data.dataloader import _BaseDataLoaderIter
-
-    TorchLoader = torch.utils.data.DataLoader[object]
 
 # By process, because a rank's launcher and helpers have its number, too.
 _FILE = "loading-{pid}.json"
@@ -49,12 +42,11 @@ class Loading(msgspec.Struct, frozen=True, kw_only=True):
     """What a process trained on.
 
     Attributes:
-        optimizer_steps: None: compiled ones were not counted.
         made_here: Why the trainer made batches of loaders without help, or hosts made none.
         why: What else keeps batches of data hosts away; empty: nothing.
     """
 
-    optimizer_steps: int | None = 0
+    optimizer_steps: int = 0
     made_here: tuple[str, ...] = ()
     why: str = ""
 
@@ -74,21 +66,17 @@ class OptimizerWatch:
 
     Attributes:
         is_planned: There is a data group that should feed it.
-        seen: Class of a loader of torch that was read without stoker's iterators.
     """
 
     settings: ProcessSettings
     log: Log
     is_planned: bool = True
-    seen: str = ""
     num_steps: int = 0
-    is_compiled: bool = False
     write_at: float = 0.0
 
     def step(self, *_: object) -> None:
         if sys.modules["torch"].compiler.is_compiling():
-            # A compiled program may do no more than this here.
-            self.is_compiled = True
+            # A compiled program may do no more than this here: its steps are not counted.
             return
         self.num_steps += 1
         is_time = self.num_steps == ENOUGH_STEPS and self.is_planned
@@ -107,7 +95,7 @@ class OptimizerWatch:
             return
         process = known_process()
         loading = Loading(
-            optimizer_steps=self.num_steps or (None if self.is_compiled else 0),
+            optimizer_steps=self.num_steps,
             made_here=tuple(process.made_here) if process else (),
             why=self.why(),
         )
@@ -118,10 +106,10 @@ class OptimizerWatch:
         process = known_process()
         if process is not None and process.timeline.whole.steps:
             return ""
-        if self.seen:
+        if not self.settings.replace_dataloader:
             return (
-                f"{self.seen} is read without stoker; train with --replace-dataloader true, or "
-                "import DataLoader from stoker"
+                "feed.replace_dataloader is false, and no batch of a loader of stoker's class was "
+                "read; train with --replace-dataloader true, or import DataLoader from stoker"
             )
         what = "no batch of a loader of torch or stoker was read"
         if own_loaders():
@@ -132,8 +120,8 @@ class OptimizerWatch:
         )
 
 
-def install(dataloader_class: type["TorchLoader"]) -> None:
-    """Has this process count its optimizer's steps, and write its report."""
+def install(_: object) -> None:
+    """Has this process count its optimizer's steps, and write its report; torch is imported."""
     from torch.optim.optimizer import register_optimizer_step_pre_hook
 
     if is_worker():
@@ -142,18 +130,6 @@ def install(dataloader_class: type["TorchLoader"]) -> None:
     log = Log(run=settings.run_id, host=settings.host)
     is_planned = settings.has_data_group and bool(settings.coordinator)
     watch = OptimizerWatch(settings, log, is_planned)
-    original = dataloader_class._get_iterator
-
-    def _get_iterator(self: "TorchLoader") -> "_BaseDataLoaderIter":
-        iterator = original(self)
-        # Stoker's class has its own.
-        if not watch.seen and not type(iterator).__module__.startswith("stoker."):
-            watch.seen = f"{type(self).__module__}.{type(self).__qualname__}"
-        return iterator
-
-    # By its module `stoker.timed` knows whether a loader is timed already.
-    _get_iterator.__module__ = original.__module__
-    dataloader_class._get_iterator = _get_iterator  # type: ignore[method-assign]
     pid = os.getpid()
 
     def at_exit() -> None:
@@ -194,10 +170,8 @@ def counted_steps(
     num_batches = [*map(steps_in, timelines.values())]
     num_batches += [report.steps for report in progress.values()]
     steps = [loading.optimizer_steps for loading in read_loadings(output)]
-    known = max(num_batches, default=0) or max((count or 0 for count in steps), default=0)
-    if known or None in steps:
-        return known or None
-    return 0 if timeline_ranks(output) else None
+    known = max(num_batches, default=0) or max(steps, default=0)
+    return known or (0 if timeline_ranks(output) else None)
 
 
 def why_unfed(output: Path, progress: Mapping[int, Progress]) -> str:
@@ -205,7 +179,7 @@ def why_unfed(output: Path, progress: Mapping[int, Progress]) -> str:
     if any(batches_by_host(progress).values()):
         return ""
     # The process that trained comes first.
-    loadings = sorted(read_loadings(output), key=lambda loading: -(loading.optimizer_steps or 0))
+    loadings = sorted(read_loadings(output), key=lambda loading: -loading.optimizer_steps)
     whys = [loading.why for loading in loadings if loading.why]
     made_here = dict.fromkeys(why for loading in loadings for why in loading.made_here)
     if made_here:

@@ -4,16 +4,13 @@ Replacing the class `torch.utils.data.DataLoader` would miss `from ... import` a
 replacing its method catches them all, and keeps errors, `isinstance` and `len`. The constructor
 stays, too; it only records the line that calls it. `stoker.startup.sitecustomize` asks for it.
 
-With `replace_dataloader: auto` a script that imports stoker's DataLoader keeps torch's iterators
-for all other loaders. Imports come in any order, so this is checked at each use.
-
 This runs where torch's import ends, which a module of the feed may have begun (in a spawned worker,
 say). So the feed is imported by the first loader that is used, not here: it may be half imported.
 """
 
 import functools
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING
 
 from stoker.host.installed import imported
 
@@ -23,15 +20,8 @@ if TYPE_CHECKING:
     from stoker.feed.placement import AnyLoader
 
 
-class _Method(Protocol):
-    def __call__(self, loader: "AnyLoader", /, *args: object, **kwargs: object) -> object: ...
-
-
-def install(cls: type["AnyLoader"], *, is_auto: bool = False) -> None:
-    """Makes every loader of class `cls` iterate through stoker.
-
-    If `is_auto`, except in a script that imports stoker's DataLoader.
-    """
+def install(cls: type["AnyLoader"]) -> None:
+    """Makes every loader of class `cls` iterate through stoker."""
 
     def _get_iterator(self: "AnyLoader") -> "_BaseDataLoaderIter":
         from stoker.feed.loader import iterator_of
@@ -39,7 +29,8 @@ def install(cls: type["AnyLoader"], *, is_auto: bool = False) -> None:
         return iterator_of(self)
 
     note_makings(cls)
-    _replace(cls, "_get_iterator", _get_iterator, is_auto=is_auto)
+    # By its module `stoker.timed` knows what is timed already.
+    cls._get_iterator = _get_iterator  # type: ignore[method-assign]
 
 
 def note_makings(cls: type["AnyLoader"]) -> None:
@@ -57,7 +48,7 @@ def note_makings(cls: type["AnyLoader"]) -> None:
     cls.__init__ = noted  # type: ignore[method-assign]
 
 
-def install_stateful(cls: type["AnyLoader"], *, is_auto: bool = False) -> None:
+def install_stateful(cls: type["AnyLoader"]) -> None:
     """Makes torchdata's StatefulDataLoader iterate as torch's does, through stoker.
 
     Its state is stoker's: data hosts do not know the state of its workers.
@@ -78,23 +69,8 @@ def install_stateful(cls: type["AnyLoader"], *, is_auto: bool = False) -> None:
 
     import torch.utils.data
 
-    install(cls, is_auto=is_auto)
+    install(cls)
     # torchdata's `__iter__` makes other iterators; torch's asks `_get_iterator` for one.
-    _replace(cls, "__iter__", torch.utils.data.DataLoader.__iter__, is_auto=is_auto)
-    _replace(cls, "state_dict", state_dict, is_auto=is_auto)
-    _replace(cls, "load_state_dict", load_state_dict, is_auto=is_auto)
-
-
-def _replace(cls: type["AnyLoader"], name: str, ours: object, *, is_auto: bool) -> None:
-    """Sets a method; where `is_auto`, a script that imports stoker's DataLoader keeps its own."""
-    theirs = getattr(cls, name)
-
-    # Keeps this module's name, by which `stoker.timed` knows what is timed already.
-    @functools.wraps(theirs, assigned=("__name__", "__doc__"))
-    def method(self: "AnyLoader", *args: object, **kwargs: object) -> object:
-        from stoker.feed.foreign_loaders import imports_stokers
-
-        chosen = cast("_Method", theirs if imports_stokers() else ours)
-        return chosen(self, *args, **kwargs)
-
-    setattr(cls, name, method if is_auto else ours)
+    cls.__iter__ = torch.utils.data.DataLoader.__iter__  # type: ignore[method-assign]
+    setattr(cls, "state_dict", state_dict)  # noqa: B010
+    setattr(cls, "load_state_dict", load_state_dict)  # noqa: B010

@@ -14,7 +14,6 @@ from typing import Generic, TypeVar, cast
 from stoker.environment import from_environment
 from stoker.errors import UsageError, what_of
 from stoker.feed.bookkeeping import TrainerProcess, this_process, with_rank
-from stoker.feed.foreign_loaders import imports_stokers
 from stoker.feed.timeline import Steps
 from stoker.logs import EventName, Log
 from stoker.records import Json, write_text
@@ -148,10 +147,7 @@ def _is_timed_already(batches: object, process: TrainerProcess) -> bool:
     torch_data = sys.modules.get("torch.utils.data")
     if torch_data is None or not isinstance(inner, torch_data.DataLoader):
         return isinstance(batches, TimedBatches)
-    method = type(inner)._get_iterator
-    # A wrapped one is torch's in a script that imports stoker's class, see feed/replace.py.
-    is_torchs = hasattr(method, "__wrapped__") and imports_stokers()
-    is_stokers = method.__module__.startswith("stoker.feed.") and not is_torchs
+    is_stokers = type(inner)._get_iterator.__module__.startswith("stoker.feed.")
     # A profile measures torch's own loaders.
     return is_stokers or process.settings.profile is not None
 

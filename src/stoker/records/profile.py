@@ -431,8 +431,7 @@ class ProfiledLoader(Record, frozen=True, kw_only=True):
 
     Attributes:
         class_name: Full name of its class.
-        reach: Whether data hosts can make its batches. stoker, torch: yes; left: torch's class in a
-            script that imports stoker's, with `replace_dataloader: true`; own: no.
+        reach: Whether data hosts can make its batches. stoker, torch: yes; own: no.
         iterable: Whether its dataset is iterable-style.
         shards: Shards of an iterable dataset, all ranks; no more workers can be busy.
         made_ahead_at: Line of the script that makes this loader without workers, if its batches may
@@ -442,7 +441,7 @@ class ProfiledLoader(Record, frozen=True, kw_only=True):
     """
 
     class_name: Name
-    reach: Literal["stoker", "torch", "left", "own"]
+    reach: Literal["stoker", "torch", "own"]
     iterable: bool = False
     shards: PositiveInt | None = None
     made_ahead_at: str | None = None

@@ -220,9 +220,6 @@ def _changed(value: float | None, by: float | None) -> float | None:
     return None if value is None or by is None else value + by
 
 
-ReplaceDataLoader = Literal["auto"] | bool
-
-
 class FeedSettings(Record, frozen=True, kw_only=True):
     """How the feed makes and sends batches.
 
@@ -257,8 +254,7 @@ class FeedSettings(Record, frozen=True, kw_only=True):
         batch_timeout_seconds: Seconds after which a worker that makes a batch of a data host
             counts as dead. None: the rank waits, and says so after a minute.
         max_dataset_bytes: Maximum size of a pickled dataset. For a larger one use `stoker.remote`.
-        replace_dataloader: Whether PyTorch's own loaders are fed. auto: unless the script imports
-            stoker's.
+        replace_dataloader: Whether loaders of PyTorch's own class are fed.
         port: TCP port of coordinator and agents. Port + 1 carries batches, port + 2 is torchrun's
             store.
         metrics_port: TCP port of Prometheus metrics on the first dnn host, at /metrics. Needs
@@ -279,7 +275,7 @@ class FeedSettings(Record, frozen=True, kw_only=True):
     start_deadline_seconds: PositiveFloat = 1800.0
     batch_timeout_seconds: PositiveFloat | None = None
     max_dataset_bytes: PositiveInt = 1 << 30
-    replace_dataloader: ReplaceDataLoader = "auto"
+    replace_dataloader: bool = True
     port: Annotated[int, msgspec.Meta(ge=1024, le=65534)] = 7600
     metrics_port: Annotated[int, msgspec.Meta(ge=1024, le=65535)] | None = None
     metrics_address: Name | None = None

@@ -153,7 +153,7 @@ class _Finder:
         return spec
 
 
-def _when_imported(modules: "Sequence[str]", kind: str, install: str, **options: object) -> None:
+def _when_imported(modules: "Sequence[str]", kind: str, install: str) -> None:
     """Calls stoker's function `install` with the class `kind` of the last of `modules`."""
 
     def call() -> None:
@@ -162,7 +162,7 @@ def _when_imported(modules: "Sequence[str]", kind: str, install: str, **options:
         module, _, function = install.rpartition(".")
         try:
             patch = getattr(import_module(f"stoker.{module}"), function)
-            patch(getattr(sys.modules[modules[-1]], kind), **options)
+            patch(getattr(sys.modules[modules[-1]], kind))
         except Exception as err:
             if install == _PROBE:
                 _record_modules(problem=f"{type(err).__name__}: {err}")
@@ -173,7 +173,6 @@ def _when_imported(modules: "Sequence[str]", kind: str, install: str, **options:
 
 def _replace_loader() -> None:
     settings = _settings()
-    replaced = settings.get("replace_dataloader")
     if "profile" in settings:
         _when_imported(_TORCH, "DataLoader", _PROBE)
         _when_imported(("stoker.feed.timed",), "TimedEpoch", "profile.timed_probe.install")
@@ -187,12 +186,9 @@ def _replace_loader() -> None:
         return
     if os.environ.get("STOKER_OUTPUT"):
         _when_imported(_TORCH, "DataLoader", "feed.rank_reports.install")
-    if replaced:
-        is_auto = replaced == "auto"
-        _when_imported(_TORCH, "DataLoader", "feed.replace.install", is_auto=is_auto)
-        _when_imported(
-            _STATEFUL, "StatefulDataLoader", "feed.replace.install_stateful", is_auto=is_auto
-        )
+    if settings.get("replace_dataloader"):
+        _when_imported(_TORCH, "DataLoader", "feed.replace.install")
+        _when_imported(_STATEFUL, "StatefulDataLoader", "feed.replace.install_stateful")
 
 
 def _write(name: str, document: "dict[str, object]") -> None:
