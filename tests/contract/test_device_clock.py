@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from stoker.feed.device_events import find_device
-from stoker.profile.steps import AsIsSteps, StepClock
+from stoker.profile.steps import BurstStart, StepClock, TimedSteps
 
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 # Long enough for launches and events to be small beside it.
@@ -48,7 +48,7 @@ def kernel(cycles_per_second: float):
     del held
 
 
-def read(inner: Iterator[object], steps: AsIsSteps) -> None:
+def read(inner: Iterator[object], steps: TimedSteps) -> None:
     asked = steps.clock.mark()
     next(inner)
     got = steps.clock.mark()
@@ -65,7 +65,7 @@ def test_where_nothing_lies_on_a_device_there_is_none():
 
 @cuda
 def test_a_step_is_as_long_as_its_kernels_though_the_host_is_ahead(kernel):
-    steps = AsIsSteps(workers=0, clock=StepClock())
+    steps = TimedSteps(warm_up=BurstStart(seconds=0.1))
     inner = iter(DataLoader(Ahead(), batch_size=1))
     began = time.monotonic()
     for _ in range(40):

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable
 
-from stoker.profile.steps import LONGEST_WARM_UP, AsIsSteps, StepClock, is_enough
+from stoker.profile.rank_results import StepTimes
+from stoker.profile.steps import LONGEST_WARM_UP, StepClock, TimedSteps, WarmUp, is_enough
 from support.device_double import DeviceDouble, LoaderDouble
 
 Step = Callable[[DeviceDouble, int], None]
@@ -24,17 +25,13 @@ def train(
     workers: int,
     device: DeviceDouble | None = None,
     budget_seconds: float = 180.0,
-) -> AsIsSteps:
+) -> StepTimes:
     """Trains until the phase as is may end, as `session.Session` does."""
     device = device or DeviceDouble()
     clock = StepClock(find=lambda: device, now=device.now)
     loader = LoaderDouble(device, batch_seconds=batch_seconds, workers=workers)
-    steps = AsIsSteps(
-        workers=workers,
-        clock=clock,
-        prefetched=2 * workers,
-        longest_seconds=LONGEST_WARM_UP * budget_seconds,
-    )
+    longest = LONGEST_WARM_UP * budget_seconds
+    steps = TimedSteps(warm_up=WarmUp(prefetched=2 * workers, longest_seconds=longest), clock=clock)
     for number in range(10_000):
         asked = clock.mark()
         next(loader)
@@ -47,7 +44,7 @@ def train(
         step(device, number)
     steps.epoch_ended()
     steps.settle()
-    return steps
+    return steps.result(workers=workers)
 
 
 def compiled(step: Step, slow: dict[int, float]) -> Step:

@@ -4,13 +4,12 @@ import msgspec
 
 from stoker.profile.combine import combine
 from stoker.profile.rank_results import (
-    AcceleratorOnly,
-    AsIs,
     BatchFacts,
     Drain,
     Evidence,
     Quartiles,
     RankResult,
+    StepTimes,
 )
 from stoker.records import Profile, ProfiledLoader, ProfileSettings, TodaysGroup
 
@@ -19,6 +18,16 @@ TORCHS = "torch.utils.data.dataloader.DataLoader"
 
 def at(value: float, samples: int = 60) -> Quartiles:
     return Quartiles(mean=value, median=value, low=value, high=value, samples=samples)
+
+
+def timed(step: float, *, wait: float = 0.0, cpu: float = 0.0, clock: str = "host") -> StepTimes:
+    return StepTimes(
+        step_seconds=at(step),
+        wait_seconds=at(wait),
+        compute_seconds=at(max(0.0, step - wait)),
+        trainer_cpu_seconds=cpu,
+        clock=clock,
+    )
 
 
 def drained(workers, cpu, *, wall=None, rate=None) -> Drain:
@@ -54,13 +63,8 @@ def rank_of(
         world_size=world_size,
         host="algo-1",
         vcpus=vcpus,
-        ranks_on_host=world_size,
-        as_is=AsIs(
-            step_seconds=at(step),
-            wait_seconds=at(wait),
-            trainer_cpu_seconds=trainer_cpu,
-            children_cpu_seconds=children_cpu,
-        ),
+        as_is=timed(step, wait=wait, cpu=trainer_cpu),
+        children_cpu_seconds=children_cpu,
         evidence=Evidence(
             seconds=100 * step,
             wait_seconds=100 * wait,
@@ -71,7 +75,7 @@ def rank_of(
             children_seconds=100 * children_cpu,
             busy_seconds=100 * (trainer_cpu + children_cpu),
         ),
-        accelerator=AcceleratorOnly(step_seconds=at(accelerator), trainer_cpu_seconds=alone),
+        stocked=timed(accelerator, cpu=alone),
         drains=drains or (drained(8, 0.010, rate=700.0), drained(1, 0.010)),
         batch=BatchFacts(samples=64, num_bytes=1_000_000),
         num_workers=workers,

@@ -15,7 +15,7 @@ from stoker.feed.iterators import IndexDraws
 from stoker.feed.step_times import read_timelines, training_steps
 from stoker.feed.timeline import Timeline, read_timeline, steady
 from stoker.figures.measured import measure
-from stoker.profile.facts import early_digests, sendable
+from stoker.profile.facts import early_digests, facts_of
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ def words_of(dataset, change=lambda step: None, **options):
         if step == 1:
             before = early_digests(loader)
         change(step)
-    return sendable(loader, before=before)[0].why
+    return facts_of(loader, before=before).shippable.why
 
 
 def test_nothing_is_said_where_nothing_changes_or_workers_make_the_batches():

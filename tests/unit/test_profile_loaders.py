@@ -8,31 +8,25 @@ from torch.utils.data import DataLoader, TensorDataset
 from stoker.profile.explain import explain
 from stoker.profile.facts import MAX_BATCHES_WITHOUT_GRADIENTS, MainLoader, facts
 from stoker.profile.loader_alone import worker_counts
-from stoker.profile.rank_results import AsIs, BatchFacts
-from stoker.profile.steps import Mark, StepClock
+from stoker.profile.rank_results import BatchFacts
 from stoker.profile.stock import (
-    StockedStep,
     bursts_of,
-    counted,
     room_for,
-    without_loading,
 )
 from stoker.records import EpochPause, EpochTimes
-from support.profiled_ranks import at, changed, drained, profile_of, rank_of
+from support.profiled_ranks import changed, drained, profile_of, rank_of, timed
 
 
 def bursts(
-    *, step=0.05, wait=0.01, budget=180.0, num_bytes=1 << 20, **given: object
+    *, step=0.05, wait=0.01, budget=180.0, num_bytes=1 << 20, epoch_batches=1000, clock="host"
 ) -> tuple[int, int]:
-    steps = AsIs(
-        step_seconds=at(step),
-        wait_seconds=at(wait),
-        trainer_cpu_seconds=0.0,
-        children_cpu_seconds=0.0,
-        **{"epoch_batches": 1000} | given,
+    return bursts_of(
+        BatchFacts(samples=1, num_bytes=num_bytes, num_tensors=2),
+        timed(step, wait=wait, clock=clock),
+        epoch_batches=epoch_batches,
+        budget_seconds=budget,
+        has_workers=True,
     )
-    batch = BatchFacts(samples=1, num_bytes=num_bytes, num_tensors=2)
-    return bursts_of(batch, steps, budget_seconds=budget, has_workers=True)
 
 
 def test_a_burst_takes_a_second_of_steps_within_the_epoch_and_a_fifth_of_the_budget():
@@ -52,17 +46,6 @@ def test_memory_and_open_files_bound_it():
     assert room_for(many, has_workers=True) == 0
     assert room_for(many, has_workers=False) == 512
     assert facts({"x": torch.zeros(2), "y": [torch.ones(3)]}).num_tensors == 2
-
-
-def test_the_first_steps_of_a_burst_do_not_count():
-    clock = StepClock(find=lambda: None)
-    took = (0.1, 0.1, 0.02, 0.02)
-    burst = [
-        StockedStep(Mark(host_seconds=0.0), Mark(host_seconds=each), (), 0.01) for each in took
-    ]
-    steps = counted(burst, clock=clock)
-    assert steps == [(0.02, 0.01)] * 2
-    assert abs(without_loading(steps).step_seconds.median - 0.02) < 1e-9
 
 
 def make(batch_size: int = 2) -> DataLoader[tuple[torch.Tensor, ...]]:

@@ -21,7 +21,7 @@ from support.profiled_ranks import TORCHS, at, changed, drained, profile_of, ran
 TOOK = {"step": 0.063, "wait": 0.038, "accelerator": 0.022}
 CPU = {"trainer_cpu": 0.0225, "trainer_alone_cpu": 0.022, "children_cpu": 0.0405}
 ONE_CORE = rank_of(
-    **{**TOOK, **CPU, "vcpus": 1, "epoch_batches": 125},
+    **{**TOOK, **CPU, "vcpus": 1},
     drains=(drained(1, 0.040, rate=24.0), drained(2, 0.040, rate=24.0)),
     batch=BatchFacts(samples=64, num_bytes=590336),
     persistent_workers=False,
@@ -47,7 +47,7 @@ def test_on_one_core_loading_and_training_add_up():
 
 
 def test_ranks_add_up_where_cpu_is_meant_and_the_slowest_counts_where_waiting_is():
-    first = changed(ONE_CORE, world_size=2, ranks_on_host=2, vcpus=2)
+    first = changed(ONE_CORE, world_size=2, vcpus=2)
     second = changed(first, rank=1, wait_seconds=at(0.050, 120), trainer_cpu_seconds=0.03)
     step = profile_of(first, second).step
     assert step.global_batch_size == 128
@@ -236,7 +236,7 @@ TORCH = ProcessReport(packages=("torch", "json"))
 
 def rank(*, missing: str = "the script ended after 6 batches", number: int = 0) -> RankResult:
     whole = rank_of(rank=number, world_size=2 if number else 1, vcpus=2, workers=3)
-    return changed(whole, missing=missing, as_is=None, accelerator=None)
+    return changed(whole, missing=missing, as_is=None, stocked=None)
 
 
 def reason(*ranks: RankResult, seen=(TORCH,), has_passed=False) -> UsageError:

@@ -3,12 +3,14 @@ from pathlib import Path
 import pytest
 
 from stoker.environment import from_environment
-from stoker.profile.rank_results import BLOCK_STEPS, block_means, quartiles
 from stoker.profile.ranks import LEAD_STEPS, Ranks
 from stoker.profile.steps import (
-    AsIsSteps,
+    BLOCK_STEPS,
+    BurstStart,
     Mark,
+    TimedSteps,
     WarmUp,
+    quartiles,
 )
 
 
@@ -49,7 +51,7 @@ def at(seconds: float) -> Mark:
     return Mark(host_seconds=seconds)
 
 
-def take(steps: AsIsSteps, *, count: int, every: float, start: float = 0.0) -> float:
+def take(steps: TimedSteps, *, count: int, every: float, start: float = 0.0) -> float:
     now = start
     for _ in range(count):
         now += every
@@ -60,13 +62,22 @@ def take(steps: AsIsSteps, *, count: int, every: float, start: float = 0.0) -> f
 def test_block_means_see_the_wait_that_ends_a_burst():
     # Four workers deliver together: three short steps, then a long one. The median step is short.
     steps = [0.02, 0.02, 0.02, 0.14] * 10
-    assert quartiles(steps).median == pytest.approx(0.02)
-    assert quartiles(block_means(steps, workers=4)).median == pytest.approx(0.05)
-    assert block_means([1.0, 2.0, 6.0], workers=2) == [3.0]
+    found = quartiles(steps, workers=4)
+    assert (found.median, found.samples) == (pytest.approx(0.05), 40)
+    assert quartiles([1.0, 2.0, 6.0], workers=2).high == 3.0
+
+
+def test_the_first_steps_of_a_burst_do_not_count():
+    steps = TimedSteps(warm_up=BurstStart(seconds=0.3))
+    now = take(steps, count=5, every=0.1)
+    take(steps, count=3, every=0.02, start=now)
+    found = steps.result()
+    assert found.step_seconds.samples == 4
+    assert found.compute_seconds.mean == pytest.approx(0.75 * 0.04)
 
 
 def test_a_step_never_spans_the_warm_up_or_the_end_of_an_epoch():
-    steps = AsIsSteps(workers=1)
+    steps = TimedSteps(warm_up=WarmUp())
     now = take(steps, count=2 * BLOCK_STEPS + 1, every=7.0)
     assert steps.count == 0
     now = take(steps, count=5, every=1.0, start=now)

@@ -78,8 +78,8 @@ def combine(
     longest = max(rank.taken.step_seconds.mean for rank in ranks)
     used = min(sum(rank.used_cpu_seconds for rank in ranks), vcpus * longest)
     timed = {"step_seconds": waiting.taken.step_seconds, "wait_seconds": waiting.taken.wait_seconds}
-    if slowest.accelerator:
-        timed["accelerator_step_seconds"] = slowest.accelerator.step_seconds
+    if slowest.stocked:
+        timed["accelerator_step_seconds"] = slowest.stocked.compute_seconds
     step = StepTerms(
         **{name: part.median for name, part in timed.items()},
         transfer_seconds=slowest.transfer_seconds,
@@ -178,22 +178,20 @@ def _comparable(ranks: Sequence[RankResult]) -> Sequence[RankResult]:
 
 
 def _trainer_cpu(rank: RankResult) -> float:
-    if rank.accelerator is not None:
-        return rank.accelerator.trainer_cpu_seconds
+    if rank.stocked is not None:
+        return rank.stocked.trainer_cpu_seconds
     # As it was, less what it took to load by itself.
     loaded = 0.0 if rank.num_workers else rank.taken.wait_seconds.mean
     return max(0.0, rank.taken.trainer_cpu_seconds - loaded)
 
 
 def _loader_cpu(rank: RankResult) -> float:
-    # With every vCPU busy: hyper-threads and caches are shared as in real work.
-    busy = max(1, round(rank.vcpus) // rank.ranks_on_host)
+    # The first one keeps every vCPU busy: hyper-threads and caches are shared as in real work.
     if rank.drains:
-        most = max(rank.drains, key=lambda drain: (drain.workers == busy, drain.workers))
-        return most.cpu_seconds
+        return rank.drains[0].cpu_seconds
     # Not tried alone: its workers' CPU while the model trained, or what the trainer used more.
     if rank.num_workers:
-        return rank.taken.children_cpu_seconds
+        return rank.children_cpu_seconds
     return rank.taken.trainer_cpu_seconds - _trainer_cpu(rank)
 
 
@@ -212,11 +210,12 @@ def _loader_wall(rank: RankResult) -> float | None:
 def _loader_rates(ranks: Sequence[RankResult]) -> tuple[LoaderRate, ...]:
     """Returns global batches per second of the loader alone, for worker counts all ranks tried."""
     tried = defaultdict[int, list[Drain]](list)
+    on_host = sum(rank.host == ranks[0].host for rank in ranks)
     for drain in chain.from_iterable(rank.tried for rank in ranks):
         tried[drain.workers].append(drain)
     return tuple(
         LoaderRate(
-            workers=workers * ranks[0].ranks_on_host,
+            workers=workers * on_host,
             steps_per_second=min(drain.batches_per_second for drain in drains),
             wait_seconds=sum(drain.idle_seconds for drain in drains),
         )

@@ -9,6 +9,7 @@ from weakref import ref
 
 import numpy as np
 import torch
+from msgspec.structs import replace
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -52,7 +53,7 @@ def facts(batch: object) -> BatchFacts:
     )
 
 
-def facts_of(loader: DataLoader[object]) -> ProfiledLoader:
+def loader_of(loader: DataLoader[object]) -> ProfiledLoader:
     name, reach = reach_of(type(loader))
     is_stream = isinstance(loader.dataset, IterableDataset)
     return ProfiledLoader(
@@ -102,34 +103,38 @@ def early_digests(loader: DataLoader[object]) -> dict[str, str]:
     return digests_of(loader)
 
 
-def sendable(
-    loader: DataLoader[object], *, before: Mapping[str, str]
-) -> tuple[Shippable, str | None]:
-    """Returns whether workers and data hosts could make the batches of a loader.
+def facts_of(
+    loader: DataLoader[object], *, before: Mapping[str, str], failure: str = ""
+) -> ProfiledLoader:
+    """Returns the loader, with whether workers and data hosts could make its batches.
 
-    And the line that makes a loader without workers, if its batches may be made ahead: they would
-    be older than what the loop changes, as a counter, a replay buffer or a curriculum.
+    Batches that are made ahead of the loop would be older than what it changes, as a counter, a
+    replay buffer or a curriculum.
 
     Args:
         before: Digests of many batches before; empty: nothing is compared.
+        failure: Error of a loader without workers in any worker; empty: there was none.
     """
+    line = None
     changed = sorted(before.items() ^ digests_of(loader).items()) if before else []
-    if changed:
-        path, _ = changed[0]
-        words = (
-            f"{path} changed between two batches, and num_workers=0 means that no batch is "
-            "made before it is asked for"
-        )
-        return Shippable(ok=False, why=words), None
     spec = LoaderSpec(
         dataset=loader.dataset,
         collate_fn=cast("Callable[[object], object]", loader.collate_fn),
         worker_init_fn=loader.worker_init_fn,
         outlives_epochs=loader.persistent_workers,
     )
-    if err := refusal_of(spec, max_bytes=_MAX_PICKLE_BYTES):
-        return Shippable(ok=False, why=err.what, fix=err.fix), None
-    return Shippable(ok=True), line_words(loader) if before and is_taken_whole(loader) else None
+    if failure:
+        # A dataset on an accelerator, say, which a forked process cannot use.
+        shippable = Shippable(ok=False, why=f"it fails in a worker ({failure})")
+    elif changed:
+        words = "changed between two batches, and num_workers=0 means that no batch is made before"
+        shippable = Shippable(ok=False, why=f"{changed[0][0]} {words} it is asked for")
+    elif err := refusal_of(spec, max_bytes=_MAX_PICKLE_BYTES):
+        shippable = Shippable(ok=False, why=err.what, fix=err.fix)
+    else:
+        shippable = Shippable(ok=True)
+        line = line_words(loader) if before and is_taken_whole(loader) else None
+    return replace(loader_of(loader), shippable=shippable, made_ahead_at=line)
 
 
 # What the firmware says: of EC2's hosts the product is their type.

@@ -1,9 +1,6 @@
 """The results of one rank, as in `profile-rank{R}.json`, and their statistics."""
 
-import math
-from collections.abc import Sequence
 from pathlib import Path
-from statistics import fmean, median
 
 import msgspec
 
@@ -12,10 +9,6 @@ from stoker.units import wait_share
 
 # Of steps that no device timed.
 HOST = "host"
-# Steps of a block: whole cycles of 2, 4 and 8 accumulated gradients.
-BLOCK_STEPS = 8
-# Blocks of which a median and its quartiles are taken.
-MIN_BLOCKS = 3
 # A quota that stops its group in fewer periods says nothing.
 _MIN_PERIODS = 5
 
@@ -89,30 +82,22 @@ class Quartiles(msgspec.Struct, frozen=True, kw_only=True):
     samples: int
 
 
-class AsIs(msgspec.Struct, frozen=True, kw_only=True):
-    """The user's loop, untouched; per step.
+class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """Counted steps of one phase; times are over blocks of steps.
 
     Attributes:
-        step_seconds: Time from batch to batch, over blocks of steps (workers deliver in bursts).
-        wait_seconds: Part of step_seconds in next().
-        trainer_cpu_seconds: Without workers, loading included.
-        children_cpu_seconds: Of all processes below the trainer.
+        step_seconds: Time from batch to batch.
+        wait_seconds: Part of it in next().
+        compute_seconds: The rest.
+        trainer_cpu_seconds: CPU-seconds of the trainer process in a step, without workers.
         clock: By which steps and waits were timed: `host`, or the device's name, as `cuda:0`.
     """
 
     step_seconds: Quartiles
     wait_seconds: Quartiles
+    compute_seconds: Quartiles
     trainer_cpu_seconds: float
-    children_cpu_seconds: float
-    epoch_batches: int | None = None
     clock: str = HOST
-
-
-class AcceleratorOnly(msgspec.Struct, frozen=True, kw_only=True):
-    """The steps on stock: the trainer's cost where it never waits for data."""
-
-    step_seconds: Quartiles
-    trainer_cpu_seconds: float
 
 
 class Copies(msgspec.Struct, frozen=True, kw_only=True):
@@ -182,6 +167,9 @@ class RankResult(msgspec.Struct, kw_only=True):
         missing: Why the profile is incomplete; empty where it is not.
         vcpus: vCPUs that this process may use: 1.5 under a quota of one and a half.
         most_vcpus: The same where others of its node idle: a pod without a limit may use more.
+        as_is: The user's steps, untouched.
+        children_cpu_seconds: Of all processes below the trainer, in such a step.
+        stocked: The steps on stock, which never wait for the main loader.
         num_workers: Of its main loader, as the next two; 0: it loads itself, or is not known.
         loader: The main loader; its `shards` are this rank's.
     """
@@ -192,11 +180,11 @@ class RankResult(msgspec.Struct, kw_only=True):
     missing: str = ""
     vcpus: float
     most_vcpus: float = 0.0
-    ranks_on_host: int = 1
     steps: int = 0
-    as_is: AsIs | None = None
+    as_is: StepTimes | None = None
+    children_cpu_seconds: float = 0.0
     evidence: Evidence = NOT_WATCHED
-    accelerator: AcceleratorOnly | None = None
+    stocked: StepTimes | None = None
     copies: Copies | None = None
     drains: tuple[Drain, ...] = ()
     transforms: tuple[TransformCost, ...] = ()
@@ -206,7 +194,7 @@ class RankResult(msgspec.Struct, kw_only=True):
     pin_memory: bool = False
     persistent_workers: bool = False
     loader: ProfiledLoader | None = None
-    notes: tuple[str, ...] = ()
+    notes: list[str] = []
     epoch_times: EpochTimes | None = None
 
     @property
@@ -215,7 +203,7 @@ class RankResult(msgspec.Struct, kw_only=True):
         return self.as_is is not None and not self.missing
 
     @property
-    def taken(self) -> AsIs:
+    def taken(self) -> StepTimes:
         """The steps as they are, of a rank that has them."""
         assert self.as_is is not None
         return self.as_is
@@ -235,9 +223,7 @@ class RankResult(msgspec.Struct, kw_only=True):
     @property
     def compute_seconds(self) -> float:
         """A step without loading; where none was timed, the step less its wait."""
-        if self.accelerator is not None:
-            return self.accelerator.step_seconds.median
-        return max(0.0, self.step_seconds - self.wait_seconds)
+        return (self.stocked or self.taken).compute_seconds.median
 
     @property
     def lost_share(self) -> float:
@@ -247,7 +233,7 @@ class RankResult(msgspec.Struct, kw_only=True):
 
     @property
     def used_cpu_seconds(self) -> float:
-        return self.taken.trainer_cpu_seconds + self.taken.children_cpu_seconds
+        return self.taken.trainer_cpu_seconds + self.children_cpu_seconds
 
     @property
     def used_vcpus(self) -> float:
@@ -264,7 +250,7 @@ class RankResult(msgspec.Struct, kw_only=True):
     @property
     def neighbour_seconds(self) -> float | None:
         """How much longer a step takes beside busy workers; None: not measured."""
-        if self.accelerator is None or self.taken.clock == HOST or not self.num_workers:
+        if self.stocked is None or self.taken.clock == HOST or not self.num_workers:
             return None
         # The workers are busy beside the steps as they are.
         return max(0.0, self.step_seconds - self.wait_seconds - self.compute_seconds)
@@ -278,38 +264,6 @@ class RankResult(msgspec.Struct, kw_only=True):
     @property
     def lone_worker(self) -> Drain | None:
         return next((drain for drain in self.drains if drain.workers == 1), None)
-
-
-def quartiles(values: Sequence[float], *, samples: int | None = None) -> Quartiles:
-    ordered = sorted(values)
-    last = len(ordered) - 1
-    return Quartiles(
-        mean=sum(ordered) / len(ordered),
-        median=median(ordered),
-        # Values that were measured, not interpolated: with five of them the second and the fourth.
-        low=ordered[last // 4],
-        high=ordered[last - last // 4],
-        samples=samples or len(ordered),
-    )
-
-
-def block_means(values: Sequence[float], *, workers: int) -> list[float]:
-    """Returns the means of consecutive blocks of steps.
-
-    A median of single steps would miss the wait that ends a burst. Fewer than three blocks say
-    nothing of the spread: one mean says what there is.
-
-    Args:
-        values: One for each step.
-        workers: Of the loader; a block holds whole bursts.
-    """
-    size = math.lcm(BLOCK_STEPS, max(1, workers))
-    if size > MIN_BLOCKS * BLOCK_STEPS:
-        size = workers * math.ceil(BLOCK_STEPS / workers)
-    if len(values) < MIN_BLOCKS * size:
-        return [fmean(values)]
-    blocks = [values[at : at + size] for at in range(0, len(values) - size + 1, size)]
-    return [fmean(block) for block in blocks]
 
 
 def read_ranks(folder: Path) -> list[RankResult]:

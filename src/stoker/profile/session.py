@@ -16,7 +16,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import NoReturn
-from weakref import WeakKeyDictionary, ref
+from weakref import ref
 
 import msgspec
 import torch.utils.data
@@ -37,7 +37,7 @@ from stoker.profile.facts import (
     early_digests,
     facts,
     facts_of,
-    sendable,
+    loader_of,
     take_inventory,
 )
 from stoker.profile.loader_alone import (
@@ -49,41 +49,40 @@ from stoker.profile.loader_alone import (
     try_workers,
     workers_rest,
 )
-from stoker.profile.rank_results import RankResult
+from stoker.profile.rank_results import HOST, RankResult
 from stoker.profile.ranks import LEAD_STEPS, LEAD_STEPS_ON_DEVICE, Ranks, end_process
 from stoker.profile.steps import (
+    BLOCK_STEPS,
     LONGEST_WARM_UP,
     USUAL_STEPS,
-    AsIsSteps,
+    BurstStart,
+    Mark,
     StepClock,
+    TimedSteps,
     Wait,
+    WarmUp,
     host_seconds,
     is_enough,
-    missing_of,
 )
 from stoker.profile.stock import (
     ENOUGH_BATCHES,
     LEAST_BATCHES,
-    StockedStep,
+    LEFT_OUT_SECONDS,
     bursts_of,
-    counted,
     time_copies,
-    without_loading,
 )
-from stoker.records import Shippable, write_text
-from stoker.units import wait_share
+from stoker.records import write_text
 
 # Shares of the budget; each phase also starts workers, which takes a moment.
 _LOADING_SHARE = 0.30
+_SETTLE_SHARE = 0.10
 _PARTS_SHARE = 0.03
 _MOST_PARTS_SECONDS = 2.0
-_SETTLE_SHARE = 0.10
 _MEET_SECONDS = 30.0
 # How often the results so far are written: they are read if the process is killed.
 _KEEP_SECONDS = 5.0
 # In place of a batch: the epoch has ended.
 _END = object()
-_OVER = object()
 
 
 class Session:
@@ -99,21 +98,20 @@ class Session:
         self._log = Log(run=settings.run_id, host=settings.host)
         self._pid = os.getpid()
         self._main = MainLoader()
-        self._digests = WeakKeyDictionary[Loader, dict[str, str]]()
         self._clock = StepClock()
         self._watch = StepWatch()
         # Waits for other loaders within the running step, and how many there were in all.
-        self._others: tuple[Wait, ...] = ()
+        self._others: list[Wait] = []
         self._num_others = 0
-        # Of the running call: a script that drops its loader must end its workers.
-        self._epoch: ProfiledIterator | None = None
+        # Weak, as all that holds a loader here: a script that drops its loader ends its workers.
         self._latest: Callable[[], ProfiledIterator | None] = lambda: None
-        self._num_epochs = self._num_steps = 0
+        self._num_epochs = 0
+        self._epoch_batches: int | None = None
         self._rows: Steps | None = None
-        self._steps: AsIsSteps | None = None
-        self._stocked: list[tuple[float, float]] | None = None
-        self._notes: list[str] = []
-        self._course_so_far = self._course()
+        self._steps: TimedSteps | None = None
+        self._stocked: TimedSteps | None = None
+        self._is_taken = False
+        self._batches = self._course()
         self._kept_at = 0.0
         atexit.register(self._leave_word)
         self._log.event(EventName.PROFILE_STARTED, budget_seconds=self._budget)
@@ -134,50 +132,40 @@ class Session:
 
     def next_batch(self, epoch: "ProfiledIterator") -> object:
         """Returns the next batch of an iterator, or ends the process; raises StopIteration."""
-        if not self.is_here:
-            return next(epoch.inner)
         if not self._main.is_(epoch.loader, delivered=epoch.delivered):
             return self._other_batch(epoch.inner)
         if self._latest() is not epoch:
             self._end_epoch()
             self._latest = ref(epoch)
             self._num_epochs += 1
-            if self._steps is not None:
-                # The script may have made its loader again, of another length.
-                self._steps.epoch_batches = length_of(epoch.loader)
-        self._epoch = epoch
-        try:
-            batch = next(self._course_so_far, _OVER)
-        finally:
-            self._epoch = None
-        if batch is _OVER:
-            # An error of the script's loader, which it caught, has ended the course.
-            return next(epoch.inner)
+            # The script may have made its loader again, of another length.
+            self._epoch_batches = length_of(epoch.loader)
+        batch = next(self._batches)
         if batch is _END:
             raise StopIteration
         return batch
 
     def _other_batch(self, inner: Iterator[object]) -> object:
-        # Without gradients it is a validation, which is no part of a step.
-        if self._steps is None or not torch.is_grad_enabled():
-            return next(inner)
         asked = self._clock.mark()
         batch = next(inner)
-        self._others += ((asked, self._clock.mark()),)
-        self._num_others += 1
+        # Without gradients it is a validation, which is no part of a step.
+        if self._steps and torch.is_grad_enabled():
+            self._others.append((asked, self._clock.mark()))
+            self._num_others += 1
         return batch
 
-    def _take_others(self) -> tuple[Wait, ...]:
-        waits = self._others
-        self._others = ()
+    def _waits(self, asked: Mark) -> list[Wait]:
+        """Returns the waits of the step that ends now; the last one is for this batch."""
+        waits = [*self._others, (asked, self._clock.mark())]
+        self._others = []
         return waits
 
     def _end_epoch(self) -> None:
         """Ends the main loader's epoch, complete or not; may be called twice."""
-        if self._steps is not None:
-            self._steps.epoch_ended()
         self._watch.pause()
-        self._others = ()
+        self._others = []
+        for steps in filter(None, (self._steps, self._stocked)):
+            steps.epoch_ended()
         if self._rows is not None:
             self._rows.end()
             self._rows = None
@@ -186,37 +174,31 @@ class Session:
 
     def _course(self) -> Generator[object]:
         """Yields the main loader's batches, and _END after an epoch's last; ends the process."""
-        loader = self._now.loader
-        self._settle()
-        result = self._result
-        result.num_workers = loader.num_workers
-        result.pin_memory = loader.pin_memory
-        result.persistent_workers = loader.persistent_workers
-        result.loader = facts_of(loader)
-        steps = self._steps = AsIsSteps(
-            workers=loader.num_workers,
-            prefetched=loader.num_workers * (loader.prefetch_factor or 2),
-            epoch_batches=length_of(loader),
-            longest_seconds=LONGEST_WARM_UP * self._budget,
-            clock=self._clock,
-            batches=self._now.delivered,
-        )
-        del loader
+        steps = self._begin()
         while not self._is_stock_due(steps):
             yield self._batch_as_is(steps)
         self._end_as_is(steps)
-        yield from self._on_stock(steps)
+        yield from self._on_stock()
         self._finish()
 
     @property
-    def _now(self) -> "ProfiledIterator":
-        assert self._epoch is not None
-        return self._epoch
+    def _epoch(self) -> "ProfiledIterator":
+        """The epoch whose iterator is asked now."""
+        epoch = self._latest()
+        assert epoch is not None
+        return epoch
 
-    def _settle(self) -> None:
-        """Sets up what depends on this process's rank, which a script may find out late."""
+    @property
+    def _left(self) -> float:
+        """Batches that the epoch has left."""
+        length = self._epoch_batches
+        return float("inf") if length is None else length - self._epoch.delivered
+
+    def _begin(self) -> TimedSteps:
+        loader = self._epoch.loader
+        # A script may find out its rank late.
         self._ranks = ranks = Ranks(self._settings, folder=self._folder)
-        self._result = RankResult(
+        self._result = result = RankResult(
             rank=ranks.rank,
             world_size=ranks.world_size,
             host=ranks.host,
@@ -225,13 +207,20 @@ class Session:
         )
         self._timeline_file = self._folder / BASELINE_TIMELINE.format(rank=ranks.rank)
         self._timeline = Timeline(self._timeline_file)
+        result.num_workers = loader.num_workers
+        result.pin_memory = loader.pin_memory
+        result.persistent_workers = loader.persistent_workers
+        result.loader = loader_of(loader)
+        # Its first batch was made before: some parts are made with that.
+        self._early = early_digests(loader)
+        self._prefetched = loader.num_workers * (loader.prefetch_factor or 2)
+        longest = LONGEST_WARM_UP * self._budget
+        warm_up = WarmUp(prefetched=self._prefetched, longest_seconds=longest)
+        steps = TimedSteps(warm_up=warm_up, clock=self._clock, batches=self._epoch.delivered)
+        self._steps = steps
+        return steps
 
-    def _left_of_epoch(self, steps: AsIsSteps) -> float:
-        if steps.epoch_batches is None or self._epoch is None:
-            return float("inf")
-        return steps.epoch_batches - self._epoch.delivered
-
-    def _is_stock_due(self, steps: AsIsSteps) -> bool:
+    def _is_stock_due(self, steps: TimedSteps) -> bool:
         """Whether batches are taken ahead now; rank 0 says from which step on, and how many."""
         ranks = self._ranks
         batch = self._result.batch
@@ -239,23 +228,26 @@ class Session:
             now = time.monotonic()
             elapsed = now - (steps.counting_since or now)
             lead = LEAD_STEPS_ON_DEVICE if steps.is_on_device else LEAD_STEPS
-            left = self._left_of_epoch(steps) - lead
             # The script may end with this epoch: its rest is kept for the stock.
-            is_last = steps.count >= USUAL_STEPS and LEAST_BATCHES <= left <= ENOUGH_BATCHES
+            is_last = LEAST_BATCHES <= self._left - lead <= ENOUGH_BATCHES
+            is_last = is_last and steps.count >= USUAL_STEPS
             budget = self._budget
             if is_last or is_enough(steps.count, elapsed_seconds=elapsed, budget_seconds=budget):
-                has_workers = steps.workers > 0
                 size, times = bursts_of(
-                    batch, steps.result(), budget_seconds=budget, has_workers=has_workers
+                    batch,
+                    steps.result(),
+                    epoch_batches=self._epoch_batches,
+                    budget_seconds=budget,
+                    has_workers=self._result.num_workers > 0,
                 )
-                ranks.announce(f"{size} {times}", at_step=self._num_steps, lead_steps=lead)
-        is_due = ranks.is_due(at_step=self._num_steps)
+                ranks.announce(f"{size} {times}", at_step=self._result.steps, lead_steps=lead)
+        is_due = ranks.is_due(at_step=self._result.steps)
         # Rank 0 decides for all: another one may have seen a slow step later.
         steps.warm_up.is_over |= ranks.step is not None
         return is_due
 
-    def _batch_as_is(self, steps: AsIsSteps) -> object:
-        epoch = self._now
+    def _batch_as_is(self, steps: TimedSteps) -> object:
+        epoch = self._epoch
         rows = self._rows
         if rows is None:
             rows = self._rows = self._timeline.epoch(loader=0, epoch=self._num_epochs - 1)
@@ -269,133 +261,113 @@ class Session:
         thread_before = time.thread_time()
         batch = next(epoch.inner, _END)
         receive = time.thread_time() - thread_before
-        got = self._clock.mark()
         if batch is _END:
             self._end_epoch()
             return batch
-        waits = (*self._take_others(), (asked, got))
+        waits = self._waits(asked)
         rows.got(num_samples(batch))
         steps.got(waits, cpu=time.process_time())
         self._watch.got(wait=host_seconds(waits), receive=receive, is_counted=steps.count > 0)
-        self._num_steps += 1
-        result = self._result
-        result.batch = result.batch or facts(batch)
+        self._result.steps += 1
+        self._result.batch = self._result.batch or facts(batch)
         now = time.monotonic()
         if now - self._kept_at >= _KEEP_SECONDS:
             self._kept_at = now
-            self._write(missing=missing_of(steps))
-        # After the second batch: some parts are made with the first.
-        if epoch.delivered == 1 and epoch.loader not in self._digests:
-            self._digests[epoch.loader] = early_digests(epoch.loader)
+            self._write()
         # Last: the time for writing and looking must not count as part of the script's step.
         steps.gave(mark=self._clock.mark(), cpu=time.process_time())
         return batch
 
-    def _end_as_is(self, steps: AsIsSteps) -> None:
+    def _end_as_is(self, steps: TimedSteps) -> None:
         """Keeps the steps as they are, and logs them."""
         self._end_epoch()
         self._timeline.close()
         steps.settle()
         result = self._result
-        result.evidence = self._watch.result
-        result.as_is = as_is = steps.result(result.evidence)
-        rows = read_timeline(self._timeline_file)
-        run = whole_run(rows, epoch_steps=steps.epoch_batches)
+        result.as_is = steps.result(workers=result.num_workers)
+        result.evidence = seen = self._watch.result
+        result.children_cpu_seconds = seen.children_seconds / max(1, seen.steps)
+        run = whole_run(read_timeline(self._timeline_file), epoch_steps=self._epoch_batches)
         result.epoch_times = run.times if run else None
-        if steps.warm_up.was_cut:
-            self._notes.append(
-                "the steps did not become steady within a quarter of the budget; they count anyway"
-            )
         # In most steps: a loader that is read now and then is no part of a step.
         if self._num_others > steps.batches / 2:
-            self._notes.append(
+            self._result.notes.append(
                 "the steps read from more than one loader: the wait is for all of them, the cost "
                 "of loading is for the main one only"
             )
-        step = as_is.step_seconds
         self._log.event(
             EventName.PROFILE_AS_IS,
             rank=result.rank,
-            steps=step.samples,
-            step_seconds=step.median,
-            wait_share=wait_share(step_seconds=step.median, wait_seconds=as_is.wait_seconds.median),
+            steps=steps.count,
+            step_seconds=result.step_seconds,
+            wait_share=result.wait_share,
         )
+        self._is_taken = True
 
-    # The steps on stock
-
-    def _on_stock(self, steps: AsIsSteps) -> Iterator[object]:
+    def _on_stock(self) -> Iterator[object]:
         """Yields batches taken ahead, and records the steps on them."""
-        loader = self._now.loader
-        self._early = self._digests.get(loader, {})
         # A copy, as scripts drop their loaders, and the next one then becomes the main one.
-        self._measured = copy.copy(loader)
+        self._measured = copy.copy(self._epoch.loader)
         self._measured._iterator = None
-        del loader
-        self._result.ranks_on_host = self._ranks.on_host
-        self._stocked = []
         size, times = map(int, self._ranks.text.split())
+        least_seconds = LEFT_OUT_SECONDS if self._clock.name != HOST else 0.0
+        start = BurstStart(seconds=least_seconds)
+        steps = self._stocked = TimedSteps(warm_up=start, clock=self._clock)
         given = 0
         while times:
-            left = self._left_of_epoch(steps)
+            left = self._left
             if left < size and given >= ENOUGH_BATCHES:
                 break
             # The rest of an epoch is too short, unless the script may end with it.
             if left < (size if given else LEAST_BATCHES):
-                yield next(self._now.inner, _END)
+                yield next(self._epoch.inner, _END)
                 continue
             times -= 1
-            stock = deque(islice(self._now.inner, size))
+            stock = deque(islice(self._epoch.inner, size))
             has_ended = len(stock) < size
-            self._wait_for_rest(stock, name=f"stock-{times}")
             given += len(stock)
+            self._wait_for_rest(stock, name=f"stock-{times}")
+            steps.warm_up = BurstStart(seconds=least_seconds)
             epoch = self._num_epochs
-            taken: list[StockedStep] = []
-            try:
-                # A script may leave its epoch early: what is left of it is dropped.
-                while stock and epoch == self._num_epochs:
-                    batch = stock.popleft()
-                    self._num_steps += 1
-                    gave = self._clock.mark()
-                    cpu = time.process_time()
-                    yield batch
-                    if epoch == self._num_epochs:
-                        asked = self._clock.mark()
-                        cpu = time.process_time() - cpu
-                        taken.append(StockedStep(gave, asked, self._take_others(), cpu))
-            finally:
-                self._stocked += counted(taken, clock=self._clock)
+            # A script may leave its epoch early: what is left of it is dropped.
+            while epoch == self._num_epochs:
+                steps.got(self._waits(self._clock.mark()), cpu=time.process_time())
+                if not stock:
+                    break
+                self._result.steps += 1
+                steps.gave(mark=self._clock.mark(), cpu=time.process_time())
+                yield stock.popleft()
+            steps.epoch_ended()
+            steps.settle()
             if has_ended and epoch == self._num_epochs:
                 yield _END
 
     def _wait_for_rest(self, stock: Sequence[object], *, name: str) -> None:
         """Waits until no worker loads any more, and all ranks are as far."""
         result = self._result
-        seconds = _SETTLE_SHARE * self._budget
-        if result.num_workers and not workers_rest(seconds=seconds):
-            self._notes.append(
+        if result.num_workers and not workers_rest(seconds=_SETTLE_SHARE * self._budget):
+            self._result.notes.append(
                 "the loader's workers did not become idle while batches were in stock"
             )
-        is_on_device = self._steps is not None and self._steps.is_on_device
-        if is_on_device and result.copies is None and stock:
+        if self._clock.name != HOST and result.copies is None and stock:
             result.copies = time_copies(stock[0], self._clock.name)
         self._meet(name)
 
     def _end_stock(self) -> None:
         """Keeps what the steps on stock gave."""
-        if not self._stocked:
-            self._notes.append(
+        steps = self._stocked
+        if steps:
+            steps.settle()
+        if steps is None or not steps.count:
+            self._result.notes.append(
                 "no step without loading was timed: it is taken for the step less its wait; "
                 "profile a command that trains longer, in longer epochs"
             )
             return
-        self._result.accelerator = accelerator = without_loading(self._stocked)
-        self._log.event(
-            EventName.PROFILE_ACCELERATOR,
-            rank=self._result.rank,
-            step_seconds=accelerator.step_seconds.median,
-        )
-
-    # The loader alone, and the end
+        result = self._result
+        result.stocked = steps.result()
+        seconds = result.compute_seconds
+        self._log.event(EventName.PROFILE_ACCELERATOR, rank=result.rank, step_seconds=seconds)
 
     def _finish(self) -> NoReturn:
         """Measures the loader alone, hands the results over, and always ends the process."""
@@ -404,7 +376,7 @@ class Session:
             # Written before the phases without the model, in which a user's dataset may fail.
             self._write()
             # The script's own workers would load while others are measured.
-            shut_down(self._now.inner)
+            shut_down(self._epoch.inner)
             self._measure_loader(self._measured)
             self._write()
             self._hand_over()
@@ -413,64 +385,54 @@ class Session:
             traceback.print_exc()
             with contextlib.suppress(BaseException):
                 words = f"{type(err).__name__}: {err}"[:300]
-                self._notes.append(f"the phases without the model failed: {words}")
+                self._result.notes.append(f"the phases without the model failed: {words}")
                 self._write()
         finally:
             launcher_pid = self._settings.launcher_pid if self._ranks.leads_host else None
             end_process(folder=self._folder, launcher_pid=launcher_pid)
 
     def _measure_loader(self, loader: Loader) -> None:
-        """Measures loader and parts; writes each result before the next begins.
+        """Measures loader and parts.
 
         All ranks come here at the same step and stay together: their workers share the vCPUs. All
         ranks load alike, and all hosts are of one type: rank 0 looks over the rest.
         """
-        is_first = self._result.rank == 0
-        if is_first:
-            shippable, line = sendable(loader, before=self._early)
-            self._learn_of_loader(shippable=shippable, made_ahead_at=line)
-        self._meet("loader-only")
-        self._try_worker_counts(loader)
-        self._write()
-        if not is_first:
-            return
-        seconds = min(_MOST_PARTS_SECONDS, _PARTS_SHARE * self._budget)
-        try:
-            parts = measure_parts(loader, seconds=seconds, iterate=self._iterate)
-            self._result.transforms = parts
-        except Exception as err:
-            # A process edge: the dataset is the user's.
-            self._notes.append(f"the parts of loading could not be measured: {error_words(err)}")
-        self._result.inventory = take_inventory(given=self._wanted.instance_type)
-
-    def _try_worker_counts(self, loader: Loader) -> None:
         result = self._result
+        self._meet("loader-only")
         # Several ranks try the same numbers at once; spawned workers take seconds to come.
         may_add = result.world_size == 1 and loader.multiprocessing_context is None
         result.drains, failed = try_workers(
             loader,
-            vcpus=max(1, round(result.vcpus) // result.ranks_on_host),
+            vcpus=max(1, round(result.vcpus) // self._ranks.on_host),
             seconds=_LOADING_SHARE * self._budget,
             waiting_bytes=result.batch.num_bytes if result.batch and may_add else None,
             iterate=self._iterate,
         )
         for drain in result.drains:
             self._log.event(
-                EventName.PROFILE_LOADER,
-                workers=drain.workers,
-                cpu_seconds=drain.cpu_seconds,
+                EventName.PROFILE_LOADER, workers=drain.workers, cpu_seconds=drain.cpu_seconds
             )
         for workers, words in failed.items():
-            self._notes.append(f"the loader failed with {workers} workers: {words}")
-        if not loader.num_workers and not result.drains:
-            # A dataset on an accelerator, say, which a forked process cannot use.
-            why = f"it fails in a worker ({next(iter(failed.values()), 'no batch came')})"
-            self._learn_of_loader(shippable=Shippable(ok=False, why=why))
+            self._result.notes.append(f"the loader failed with {workers} workers: {words}")
+        self._write()
+        if result.rank:
+            return
+        failure = "" if loader.num_workers or result.drains else next(iter(failed.values()), "")
+        result.loader = facts_of(loader, before=self._early, failure=failure)
+        result.inventory = take_inventory(given=self._wanted.instance_type)
+        try:
+            seconds = min(_MOST_PARTS_SECONDS, _PARTS_SHARE * self._budget)
+            result.transforms = measure_parts(loader, seconds=seconds, iterate=self._iterate)
+        except Exception as err:
+            # A process edge: the dataset is the user's.
+            self._result.notes.append(
+                f"the parts of loading could not be measured: {error_words(err)}"
+            )
 
     def _hand_over(self) -> None:
         """Leaves the result for rank 0; a host's first rank waits for all, before it ends them."""
         ranks = self._ranks
-        ranks.post(f"result-{ranks.rank}", self._text())
+        ranks.post(f"result-{ranks.rank}", self._file(ranks.rank).read_text())
         if not ranks.leads_host:
             ranks.post(f"end-{ranks.rank}", "here")
             return
@@ -483,55 +445,46 @@ class Session:
 
     def _leave_word(self) -> None:
         """Writes what is known where the script comes to its own end."""
-        if not self.is_here:
-            return
         steps = self._steps
-        missing = missing_of(steps)
-        if steps is None:
-            self._settle()
-        elif self._stocked is not None:
-            # Ends the burst that the script has left.
-            self._course_so_far.close()
-            self._end_stock()
-            missing = ""
-        else:
+        # A validation is no training.
+        if steps is None or not self.is_here:
+            return
+        if not self._is_taken:
             self._end_epoch()
             steps.settle()
             # Enough for a verdict of its steps alone.
             if steps.count >= USUAL_STEPS:
                 self._end_as_is(steps)
-                self._end_stock()
-                missing = ""
+        if self._is_taken:
+            self._end_stock()
         self._timeline.close()
-        self._write(missing=missing)
-
-    # The results
-
-    def _learn_of_loader(self, **parts: object) -> None:
-        assert self._result.loader is not None
-        self._result.loader = msgspec.structs.replace(self._result.loader, **parts)
+        self._write()
 
     def _meet(self, name: str) -> None:
         """Waits up to _MEET_SECONDS for the other ranks; notes when one does not come."""
         if not self._ranks.meet(name, seconds=_MEET_SECONDS):
-            self._notes.append(f"not all ranks came to {name} within {_MEET_SECONDS:.0f} s")
+            self._result.notes.append(f"not all ranks came to {name} within {_MEET_SECONDS:.0f} s")
 
-    def _write(self, *, missing: str = "") -> None:
+    @property
+    def _missing(self) -> str:
+        """What the profile lacks where the script ends now; empty: nothing."""
+        if self._is_taken:
+            return ""
+        assert self._steps is not None
+        needed = max(2 * BLOCK_STEPS, self._prefetched) + USUAL_STEPS
+        return (
+            f"the script ended after {self._steps.batches} batches of its main loader; about "
+            f"{needed} are needed"
+        )
+
+    def _write(self) -> None:
         """Writes the file, which is read if this process is killed."""
         result = self._result
-        if self._stocked is None and self._steps and self._steps.count:
-            result.evidence = self._watch.result
-            result.as_is = self._steps.result(result.evidence)
-        result.steps = self._num_steps
-        result.missing = missing
-        result.notes = tuple(self._notes)
-        write_text(self._file(result.rank), self._text())
+        result.missing = self._missing
+        write_text(self._file(result.rank), msgspec.json.encode(result).decode())
 
     def _file(self, rank: int) -> Path:
         return self._folder / f"profile-rank{rank}.json"
-
-    def _text(self) -> str:
-        return msgspec.json.format(msgspec.json.encode(self._result)).decode()
 
 
 class ProfiledIterator:
@@ -596,17 +549,17 @@ def install(dataloader_class: type[Loader]) -> None:
             fix="run the script through stoker profile",
         )
     folder = settings.output
-    sessions: dict[int, Session] = {}
+    sessions: list[Session] = []
 
     def begin(loader: Loader, original: Iterate) -> Iterator[object]:
-        pid = os.getpid()
         # A loader's worker and what it starts are no ranks; but a script may fork its ranks.
-        if torch.utils.data.get_worker_info() is not None or (sessions and pid not in sessions):
+        is_below = any(not session.is_here for session in sessions)
+        if is_below or torch.utils.data.get_worker_info() is not None:
             return original(loader)
-        if pid not in sessions:
-            sessions[pid] = Session(settings, folder=folder, iterate=iterate)
-        sessions[pid].begin_epoch(loader)
-        return ProfiledIterator(sessions[pid], loader, original)
+        if not sessions:
+            sessions.append(Session(settings, folder=folder, iterate=iterate))
+        sessions[0].begin_epoch(loader)
+        return ProfiledIterator(sessions[0], loader, original)
 
     _replace(dataloader_class, begin)
 

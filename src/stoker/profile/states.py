@@ -181,7 +181,7 @@ def _of_loading(
     bottleneck = parts.bottleneck if parts else None
     lost = max(rank.lost_share for rank in ranks)
     if bottleneck in ("cpu", None) and lost >= LEAST_GAIN and busy >= _BUSY:
-        workers = sum(rank.taken.children_cpu_seconds for rank in ranks)
+        workers = sum(rank.children_cpu_seconds for rank in ranks)
         trainers = sum(rank.taken.trainer_cpu_seconds for rank in ranks)
         text = (
             f"CPU-bound: a step uses {workers:.3f} CPU-seconds of loader workers and "
@@ -223,7 +223,7 @@ def _of_accelerator(
     # Loading hardly lengthens a step, and its parts say so, too, where they are known.
     rank = max(ranks, key=lambda rank: rank.lost_share)
     is_likely = parts is None and rank.wait_share < LEAST_GAIN
-    if rank.accelerator and rank.lost_share < _MAX_LOST and (is_bound or is_likely):
+    if rank.stocked and rank.lost_share < _MAX_LOST and (is_bound or is_likely):
         # The rest waits for copies: a separate state.
         busy = rank.compute_seconds - (rank.transfer_seconds or 0.0)
         text = (
@@ -234,7 +234,7 @@ def _of_accelerator(
     slowest = max(ranks, key=lambda rank: rank.compute_seconds)
     computing = slowest.compute_seconds
     copies = slowest.copies
-    if parts and copies and slowest.accelerator:
+    if parts and copies and slowest.stocked:
         seconds = min(copies.seconds, computing)
         share = saved_by(parts, seconds=seconds) / parts.step_seconds
         kind = "pinned" if copies.is_pinned else "not pinned"

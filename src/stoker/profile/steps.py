@@ -24,21 +24,16 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from statistics import fmean, median
 from typing import NamedTuple
 
 from stoker.feed.device_events import Device, DeviceEvent, FoundDevice, find_device
-from stoker.profile.rank_results import (
-    BLOCK_STEPS,
-    HOST,
-    NOT_WATCHED,
-    AsIs,
-    Evidence,
-    block_means,
-    quartiles,
-)
+from stoker.profile.rank_results import HOST, Quartiles, StepTimes
 
+# Steps of a block: whole cycles of 2, 4 and 8 accumulated gradients.
+BLOCK_STEPS = 8
+# Blocks of which a median and its quartiles are taken.
+_MIN_BLOCKS = 3
 # Steps that make a verdict.
 USUAL_STEPS = 20
 # Enough steps, from this share of the budget on.
@@ -47,6 +42,8 @@ _ENOUGH = ((120, 0.10), (USUAL_STEPS, 0.30), (2, 0.45))
 _ALIKE = 0.2
 # Steps that are not steady count after this share of the budget.
 LONGEST_WARM_UP = 0.25
+# Steps of a burst that never count.
+LEFT_OUT_STEPS = 2
 # Waits of a smaller share of a step come in no bursts.
 _BURSTY = 0.05
 
@@ -143,14 +140,10 @@ class WarmUp:
     Args:
         prefetched: Batches that may be ready or under way: workers times prefetch factor.
         longest_seconds: After usual steps for this time it ends, though they are not steady.
-
-    Attributes:
-        was_cut: It ended because of its time.
     """
 
     def __init__(self, *, prefetched: int = 0, longest_seconds: float = math.inf) -> None:
         self.is_over = False
-        self.was_cut = False
         self._prefetched = prefetched
         self._longest_seconds = longest_seconds
         self._block: list[float] = []
@@ -166,7 +159,7 @@ class WarmUp:
         # By the median: without those that compile.
         usual_seconds = median(self._seconds) * len(self._seconds)
         if len(self._seconds) > 2 and usual_seconds >= self._longest_seconds:
-            self.is_over = self.was_cut = True
+            self.is_over = True
         if len(block) == BLOCK_STEPS:
             mean = fmean(block)
             is_alike = abs(mean - self._before) < _ALIKE * max(mean, self._before)
@@ -182,6 +175,25 @@ def is_enough(steps: int, *, elapsed_seconds: float, budget_seconds: float) -> b
     return any(steps >= needed and share >= least for needed, least in _ENOUGH)
 
 
+class BurstStart:
+    """The first steps of a burst: launched into an empty stream, while the device's clocks rise.
+
+    Args:
+        seconds: The steps of so much time do not count, and the first 2 nowhere.
+    """
+
+    def __init__(self, *, seconds: float) -> None:
+        self.is_over = False
+        self._seconds = seconds
+        self._steps = 0
+
+    def add(self, *, busy_seconds: float, seconds: float) -> None:
+        """Records a step."""
+        self._steps += 1
+        self._seconds -= seconds
+        self.is_over = self._steps >= LEFT_OUT_STEPS and self._seconds <= 0
+
+
 class _Step(NamedTuple):
     """A step between two batches that the device may still have to reach, with its waits."""
 
@@ -191,33 +203,28 @@ class _Step(NamedTuple):
 
 
 @dataclass(slots=True, kw_only=True)
-class AsIsSteps:
-    """Times of the user's own steps: from batch to batch, never over the end of an epoch.
+class TimedSteps:
+    """Times of steps from batch to batch, never over the end of an epoch.
 
     On an accelerator they are the device's: a step lasts from one batch to the next in its stream,
     and waits while the stream was empty. Steps are known when the device has passed them.
 
     Args:
-        prefetched: Batches that the loader may hold ready, see `WarmUp`.
-        longest_seconds: The warm-up ends after this time, likewise.
-        batches: That the script has had before.
+        warm_up: The first steps, which do not count.
+
+    Attributes:
+        batches: That the script has had.
+        counting_since: Host's monotonic seconds; None: no step counts yet.
     """
 
-    workers: int
-    prefetched: int = 0
-    epoch_batches: int | None = None
-    longest_seconds: float = math.inf
+    warm_up: WarmUp | BurstStart
     clock: StepClock = field(default_factory=StepClock)
     batches: int = 0
     counting_since: float | None = None
-    warm_up: WarmUp = field(init=False)
     _pending: deque[_Step] = field(default_factory=deque)
-    # Seconds of each step that counts: all, its waits, those of the host, its CPU.
-    _counted: list[tuple[float, ...]] = field(default_factory=list)
+    # Seconds of each step that counts: all, its waits, its CPU.
+    _counted: list[tuple[float, float, float]] = field(default_factory=list)
     _gave: tuple[Mark, float] | None = None
-
-    def __post_init__(self) -> None:
-        self.warm_up = WarmUp(prefetched=self.prefetched, longest_seconds=self.longest_seconds)
 
     @property
     def count(self) -> int:
@@ -250,16 +257,16 @@ class AsIsSteps:
         """Records that the script has its batch: the time since `got` is in no step."""
         self._gave = mark, cpu
 
+    def epoch_ended(self) -> None:
+        """Records that what follows is not part of a step; may be called twice."""
+        self._gave = None
+
     def settle(self) -> None:
         """Waits until the device has passed all steps, and takes their times."""
         while self._pending:
             step = self._pending.popleft()
             self.clock.wait_for(step.waits[-1][1])
             self._take(step)
-
-    def epoch_ended(self) -> None:
-        """Records that what follows is not part of a step; may be called twice."""
-        self._gave = None
 
     def _take(self, step: _Step) -> None:
         clock = self.clock
@@ -270,23 +277,20 @@ class AsIsSteps:
         else:
             self.warm_up.add(busy_seconds=seconds - wait, seconds=seconds)
 
-    def result(self, seen: Evidence = NOT_WATCHED) -> AsIs:
+    def result(self, *, workers: int = 1) -> StepTimes:
         """Returns the figures of at least one step.
 
         Args:
-            seen: Beside the steps of the epochs that ended, by the host's clock.
+            workers: Of the loader: where steps wait for it, batches come in bursts of so many.
         """
-        count = self.count
         seconds, waits, cpu = zip(*self._counted, strict=True)
-        # Workers deliver in bursts where steps wait for them.
-        is_bursty = fmean(waits) >= _BURSTY * fmean(seconds)
-        blocks = partial(block_means, workers=self.workers if is_bursty else 1)
-        return AsIs(
-            step_seconds=quartiles(blocks(seconds), samples=count),
-            wait_seconds=quartiles(blocks(waits), samples=count),
+        size = workers if fmean(waits) >= _BURSTY * fmean(seconds) else 1
+        computes = [each - wait for each, wait in zip(seconds, waits, strict=True)]
+        return StepTimes(
+            step_seconds=quartiles(seconds, workers=size),
+            wait_seconds=quartiles(waits, workers=size),
+            compute_seconds=quartiles(computes, workers=size),
             trainer_cpu_seconds=fmean(cpu),
-            children_cpu_seconds=seen.children_seconds / max(1, seen.steps),
-            epoch_batches=self.epoch_batches,
             clock=self.clock.name,
         )
 
@@ -295,12 +299,29 @@ def host_seconds(waits: Sequence[Wait]) -> float:
     return sum(last.host_seconds - first.host_seconds for first, last in waits)
 
 
-def missing_of(steps: AsIsSteps | None) -> str:
-    """Returns what the profile lacks where the script ended before it, in one figure."""
-    if steps is None:
-        return "no DataLoader was read to train on"
-    needed = max(2 * BLOCK_STEPS, steps.prefetched) + USUAL_STEPS
-    return (
-        f"the script ended after {steps.batches} batches of its main loader; about {needed} are "
-        "needed"
+def quartiles(values: Sequence[float], *, workers: int) -> Quartiles:
+    """Returns the statistics of steps, over the means of consecutive blocks of them.
+
+    A median of single steps would miss the wait that ends a burst. Fewer than three blocks say
+    nothing of the spread: one mean says what there is.
+
+    Args:
+        values: One for each step.
+        workers: Of the loader; a block holds whole bursts.
+    """
+    size = math.lcm(BLOCK_STEPS, max(1, workers))
+    if size > _MIN_BLOCKS * BLOCK_STEPS:
+        size = workers * math.ceil(BLOCK_STEPS / workers)
+    means = [fmean(values)]
+    if len(values) >= _MIN_BLOCKS * size:
+        starts = range(0, len(values) - size + 1, size)
+        means = sorted(fmean(values[at : at + size]) for at in starts)
+    last = len(means) - 1
+    return Quartiles(
+        mean=fmean(means),
+        median=median(means),
+        # Values that were measured, not interpolated: with five of them the second and the fourth.
+        low=means[last // 4],
+        high=means[last - last // 4],
+        samples=len(values),
     )

@@ -12,24 +12,15 @@ import os
 import resource
 import time
 from collections.abc import Sequence
-from statistics import fmean, median
-from typing import NamedTuple
+from statistics import median
 
 import psutil
 import torch
 
 from stoker.host.usage import room_bytes
 from stoker.profile.facts import leaves
-from stoker.profile.rank_results import (
-    HOST,
-    AcceleratorOnly,
-    AsIs,
-    BatchFacts,
-    Copies,
-    block_means,
-    quartiles,
-)
-from stoker.profile.steps import Mark, StepClock, Wait
+from stoker.profile.rank_results import HOST, BatchFacts, Copies, StepTimes
+from stoker.profile.steps import LEFT_OUT_STEPS
 
 # Steps of a burst take so long together: scheduling and allocations average out.
 _BURST_SECONDS = 1.0
@@ -37,30 +28,25 @@ _FEWEST, _MOST = 6, 512
 # More would only take time of the script's.
 _BURSTS = 3
 _BUDGET_SHARE = 0.2
-# Kernels are launched into an empty stream at first, and clocks rise.
-_LEFT_OUT_SECONDS = 0.3
-_LEFT_OUT_STEPS = 2
+# Steps of a device that do not count: its clocks rise.
+LEFT_OUT_SECONDS = 0.3
 # Of an epoch that is shorter, no step would count.
-LEAST_BATCHES = _LEFT_OUT_STEPS + 1
+LEAST_BATCHES = LEFT_OUT_STEPS + 1
 # After so many no further epoch is waited for.
-ENOUGH_BATCHES = 20 + _LEFT_OUT_STEPS
+ENOUGH_BATCHES = 20 + LEFT_OUT_STEPS
 _MOST_BYTES = 2 << 30
 # Of free memory, of shared memory, and of the files that a process may open.
 _PART = 4
 _COPIES = 3
 
 
-class StockedStep(NamedTuple):
-    """A step on stock: where it began and ended, its waits for other loaders, its CPU-seconds."""
-
-    gave: Mark
-    asked: Mark
-    others: Sequence[Wait]
-    cpu_seconds: float
-
-
 def bursts_of(
-    batch: BatchFacts, steps: AsIs, *, budget_seconds: float, has_workers: bool
+    batch: BatchFacts,
+    steps: StepTimes,
+    *,
+    epoch_batches: int | None,
+    budget_seconds: float,
+    has_workers: bool,
 ) -> tuple[int, int]:
     """Returns how many batches are taken ahead, and how often.
 
@@ -69,13 +55,14 @@ def bursts_of(
     Args:
         batch: A batch.
         steps: The steps as they are.
+        epoch_batches: Of an epoch; None: it has no length.
         budget_seconds: Of the profile.
         has_workers: Workers make the batches: they lie in shared memory.
     """
     step_seconds = steps.step_seconds.mean
-    busy_seconds = max(step_seconds - steps.wait_seconds.mean, 0.1 * step_seconds, 1e-4)
-    left_out = _LEFT_OUT_SECONDS if steps.clock != HOST else 0.0
-    most = min(room_for(batch, has_workers=has_workers), steps.epoch_batches or _MOST)
+    busy_seconds = max(steps.compute_seconds.mean, 0.1 * step_seconds, 1e-4)
+    left_out = LEFT_OUT_SECONDS if steps.clock != HOST else 0.0
+    most = min(room_for(batch, has_workers=has_workers), epoch_batches or _MOST)
     if most < LEAST_BATCHES:
         return 0, 0
     # To take a batch ahead takes a step at most, and then it is trained on.
@@ -99,36 +86,6 @@ def room_for(batch: BatchFacts, *, has_workers: bool) -> int:
             files -= len(os.listdir("/proc/self/fd"))
         most = min(most, files // _PART // max(1, batch.num_tensors))
     return min(most, room // max(1, batch.num_bytes))
-
-
-def counted(burst: Sequence[StockedStep], *, clock: StepClock) -> list[tuple[float, float]]:
-    """Returns seconds and CPU-seconds of a burst's steps that count, once the device passed them.
-
-    On a device those of the first 0.3 s do not, and the first 2 steps nowhere.
-    """
-    least = _LEFT_OUT_SECONDS if clock.name != HOST else 0.0
-    passed = 0.0
-    steps: list[tuple[float, float]] = []
-    for number, step in enumerate(burst):
-        clock.wait_for(step.asked)
-        seconds = clock.seconds(step.gave, step.asked)
-        if number >= _LEFT_OUT_STEPS and passed >= least:
-            waits = sum(clock.seconds(*marks) for marks in step.others)
-            steps.append((max(0.0, seconds - waits), step.cpu_seconds))
-        passed += seconds
-    return steps
-
-
-def without_loading(steps: Sequence[tuple[float, float]]) -> AcceleratorOnly:
-    """Returns the figures of at least one counted step."""
-
-    seconds, cpu_seconds = zip(*steps, strict=True)
-    means = block_means(seconds, workers=1)
-    return AcceleratorOnly(
-        # Of few steps each one is a sample.
-        step_seconds=quartiles(means if len(means) > 1 else seconds, samples=len(seconds)),
-        trainer_cpu_seconds=fmean(cpu_seconds),
-    )
 
 
 def time_copies(batch: object, device: str) -> Copies | None:
