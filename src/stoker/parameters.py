@@ -10,7 +10,7 @@ import keyword
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, cast
 
 from stoker.errors import UsageError
@@ -34,7 +34,9 @@ _KINDS: dict[type, Kind] = {bool: "boolean", int: "integer", float: "number", st
 _EXPECTED = {"boolean": "true or false", "integer": "a whole number", "number": "a number"}
 # Other inputs of a pipeline's steps have these names.
 _TAKEN = ("workload", "run_id", "platform", "cache_days", "champion", "control_image", "job_image")
-_BOUND = re.compile(r"(.*?[^<>\s])\s*(>=|<=)\s*(champion)?\s*([-+]?[\d.eE+-]*)")
+_BOUND = re.compile(
+    r"(.*?[^<>\s])\s*(>=|<=)\s*(champion|(?=[-+.\d]))\s*([-+]?\d*\.?\d+(?:[eE][-+]?\d+)?)?"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,20 +64,17 @@ class Parameter:
 
     def typed(self, text: str) -> Value:
         """Returns a text as a value of this kind; raises UsageError for another one."""
-        if self.kind == "string":
-            # Consoles of pipelines pass blanks on; in a hyperparameter they may be meant.
-            return text if self.hyperparameter else text.strip()
-        word = text.strip().lower()
-        if word in self.choices:
-            return word == "true"
-        number = _number(word)
-        if number is not None and self.kind == "number":
-            return number
-        # Services that store all numbers as floats may write 3 as 3.0, and 20000000 as 2.0E7.
-        if number is not None and self.kind == "integer" and number.is_integer():
-            return int(word) if re.fullmatch(r"[-+]?[0-9]+", word) else int(number)
-        what = f"{self.name}={text}: expected {_EXPECTED[self.kind]}"
-        raise UsageError(what, fix=f"{self.name}: {self.text}")
+        word = text.strip()
+        try:
+            if self.kind == "boolean":
+                return {"true": True, "false": False}[word.lower()]
+            if self.kind != "string":
+                return _number(word, is_whole=self.kind == "integer")
+        except (KeyError, ValueError):
+            what = f"{self.name}={text}: expected {_EXPECTED[self.kind]}"
+            raise UsageError(what, fix=f"{self.name}: {self.text}") from None
+        # Consoles of pipelines pass blanks on; in a hyperparameter they may be meant.
+        return text if self.hyperparameter else word
 
 
 def main_channel(workload: Workload) -> str | None:
@@ -176,9 +175,8 @@ def parameter_named(name: str, *, workload: Workload) -> Parameter | None:
     """Returns a parameter by its name, or by its hyperparameter's as the script spells it."""
     option = name.strip().removeprefix("--")
     parameters = parameters_of(workload)
-    by_name = {each.name: each for each in parameters}
-    by_option = {each.hyperparameter: each for each in parameters if each.hyperparameter}
-    return by_name.get(option) or by_option.get(option)
+    spelled = {each.hyperparameter: each for each in parameters}
+    return {**spelled, **{each.name: each for each in parameters}}.get(option)
 
 
 def overrides_of(texts: Sequence[str], *, workload: Workload) -> list[str]:
@@ -189,7 +187,13 @@ def overrides_of(texts: Sequence[str], *, workload: Workload) -> list[str]:
         parameter = parameters[name]
         if not parameter.key or value == parameter.default:
             continue
-        overrides.append(f"{parameter.key}={_literal(parameter, value, workload)}")
+        if parameter.hyperparameter:
+            literal = json.dumps(value, ensure_ascii=False)
+        elif name == "gate":
+            literal = _gates(str(value), workload)
+        else:
+            literal = str(value) or "null"
+        overrides.append(f"{parameter.key}={literal}")
         if parameter.hyperparameter == "epochs":
             # Steps take precedence over epochs (`TrainingSize.total_steps`).
             overrides += [f"training.epochs={value}", "training.steps=null"]
@@ -207,7 +211,7 @@ def run_values(
         declared: Names and kinds of an uploaded pipeline's parameters. None: the workload's.
 
     Raises:
-        UsageError: For an unknown name, a name that is given twice, or a value of another kind.
+        UsageError: For an unknown name, or a value of another kind.
     """
     if declared is None:
         declared = {each.name: each.kind for each in parameters_of(workload)}
@@ -216,43 +220,24 @@ def run_values(
         name, equals, value = text.partition("=")
         if not equals:
             raise UsageError(f"--param {text} is not NAME=VALUE", fix="for example epochs=3")
-        changed = "if the workload has changed, upload it first"
         parameter = parameter_named(name, workload=workload)
-        parameter = parameter or Parameter(name=name.strip(), text=changed)
-        name = parameter.name
-        if name in values:
-            fix = "leave one of them out"
-            raise UsageError(f"{name} is given twice", where=f"--param {text}", fix=fix)
+        name = parameter.name if parameter else name.strip()
         if name not in declared:
             fix = f"{nearest(name, sorted(declared))}; a new one: stoker upload"
             raise UsageError(f"the pipeline of {workload.name} has no parameter {name}", fix=fix)
-        # A boolean is a text on SageMaker, with two choices.
-        if parameter.kind != "boolean":
-            parameter = replace(parameter, kind=declared[name])
+        # Own pipelines have further ones.
+        parameter = parameter or Parameter(name=name, kind=declared[name], text="see its pipeline")
         values[name] = parameter.typed(value)
     return values
 
 
-def _number(text: str) -> float | None:
-    """Returns the number that a text is; None: it is none, or not finite."""
-    if not re.fullmatch(r"[-+.0-9eE]+", text):
-        return None
-    try:
-        number = float(text)
-    except ValueError:
-        return None
-    return number if math.isfinite(number) else None
-
-
-def _literal(parameter: Parameter, value: Value, workload: Workload) -> str:
-    """Returns a value in YAML."""
-    if parameter.key == "gate":
-        return _gates(str(value), workload)
-    if parameter.hyperparameter or parameter.kind != "string":
-        return json.dumps(value, ensure_ascii=False)
-    # max_usd_per_hour is a number, of the kind of a text, as it may be empty.
-    is_number = _number(str(value)) is not None
-    return str(value) if is_number else json.dumps(value or None, ensure_ascii=False)
+def _number(word: str, *, is_whole: bool = False) -> float:
+    """Returns the number that a word is; raises ValueError if it is none, or not finite."""
+    number = float(word)
+    if not math.isfinite(number) or (is_whole and not number.is_integer()):
+        raise ValueError(word)
+    # Services that store all numbers as floats may write 3 as 3.0, and 20000000 as 2.0E7.
+    return int(number) if is_whole else number
 
 
 def _gates(value: str, workload: Workload) -> str:
@@ -260,18 +245,16 @@ def _gates(value: str, workload: Workload) -> str:
     gates: list[Document] = []
     for text in filter(None, map(str.strip, value.split(","))):
         match = _BOUND.fullmatch(text)
-        bound = _number(match[4] or ("0" if match[3] else "")) if match else None
-        if match is None or bound is None:
+        if match is None:
             raise UsageError(
                 f"gate {text} is not METRIC>=BOUND or METRIC<=BOUND",
                 fix="for example accuracy>=0.94, or accuracy>=champion-0.005",
             )
-        key = "min" if match[2] == ">=" else "max"
-        gate: dict[str, Json] = {
-            "metric": match[1],
-            f"{key}_champion" if match[3] else key: bound,
-        }
-        if pattern := workload.metric_patterns.get(match[1]):
+        metric, sign, champion, bound = match.groups()
+        key = "min" if sign == ">=" else "max"
+        gate: dict[str, Json] = {"metric": metric}
+        gate[f"{key}_champion" if champion else key] = float(bound or "0")
+        if pattern := workload.metric_patterns.get(metric):
             gate["regex"] = pattern
         gates.append(gate)
     # One line: an override is one word of a command line.

@@ -1,8 +1,10 @@
 """Webhooks are told how a run ended: a receiver on loopback gets what is sent."""
 
+import dataclasses
 import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +12,8 @@ import pytest
 from stoker.cli.main import run as command
 from stoker.errors import DeclinedError, GateError, TerminatedError
 from stoker.records import NotifySettings, Workload, to_json
-from stoker.run.webhook import telling
+from stoker.run.folders import RunFiles
+from stoker.run.train import concluding
 
 SECRET = "T0/B0/a-secret"
 
@@ -51,7 +54,8 @@ def receiver(monkeypatch):
 
 
 def ends(*, run="mnist-1", step="run", **notify):
-    return telling(of(**notify), run=run, step=step)
+    files = dataclasses.replace(RunFiles.of(Path("no-such-run")), report=None)
+    return concluding(files, of(**notify), run=run, step=step)
 
 
 def of(**notify: Any) -> Workload:
@@ -63,15 +67,13 @@ def test_a_run_that_failed_is_told_with_its_facts(receiver):
 
     def judge() -> None:
         with ends() as ending:
-            ending.step, ending.links["report"] = "evaluate", "runs/mnist-1/report.html"
+            ending.step = "evaluate"
             raise GateError(words)
 
     with pytest.raises(GateError):
         judge()
     (body,) = receiver.bodies
-    head, link = body["text"].splitlines()
-    assert head == f"stoker: run mnist-1 of mnist failed in evaluate: {words}"
-    assert link == "report: runs/mnist-1/report.html"
+    assert body["text"] == f"stoker: run mnist-1 of mnist failed in evaluate: {words}"
 
 
 def test_a_run_that_ends_well_is_told_only_where_it_is_asked_for(receiver):

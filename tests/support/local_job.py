@@ -12,7 +12,7 @@ import psutil
 from stoker.environment import RunSettings
 from stoker.platforms.base import JobEnd, JobSpec
 from stoker.platforms.local import LocalPlatform, LocalRun
-from stoker.records import FeedSettings, Job, Training
+from stoker.records import FeedSettings, Training
 from stoker.run.train import record_of_job
 from support.builders import group
 from support.processes import until
@@ -200,8 +200,7 @@ class LocalJob:
 
     def training(self) -> Training:
         """Returns the record that `stoker train` makes of the run; blocks until it has ended."""
-        ran = Job(platform="local", name=self.run.name)
-        record = record_of_job(self.spec, self.end(), ran=ran)
+        record = record_of_job(self.spec, self.end(), platform="local", name=self.run.name)
         assert record.hosts, "the leader left no record"
         return record
 

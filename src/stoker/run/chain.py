@@ -34,7 +34,7 @@ from stoker.records.base import RecordT
 from stoker.records.outcome import outcome_of, training_exit_code
 from stoker.run.advising import measure, with_age
 from stoker.run.cost import confirm, todays_cluster
-from stoker.run.folders import FILES, latest_run_dir, run_dir_of
+from stoker.run.folders import FILES, RunFiles, latest_run_dir, run_dir_of
 from stoker.run.judging import champion_metrics
 from stoker.run.outputs import free_advice
 from stoker.run.train import concluding, follow, prepare
@@ -72,7 +72,7 @@ def run_chain(
     folder = _folder(workload, first)
     say(f"stoker run {shlex.join(subject)}  →  {relative(folder)}")
     evaluation = None
-    with concluding(folder, workload, step=begin) as ending:
+    with concluding(RunFiles.of(folder), workload, run=folder.name, step=begin) as ending:
 
         def step(
             name: str,
@@ -170,7 +170,7 @@ def run_chain(
     if as_json:
         print(to_json(evaluation) if evaluation else "null", end="")
     # Not wrapped: a terminal opens an address that is in one piece.
-    say(f"{'report':<11}{ending.links['report']}")
+    say(f"{'report':<11}{ending.report}")
     say(f"next:      {_again('train')}     (trains again)")
     return outcome.exit_code
 

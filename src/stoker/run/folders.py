@@ -6,6 +6,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from stoker.errors import UsageError
@@ -21,6 +22,35 @@ RUNS = Path("runs")
 RECORD = "training.json"
 # Each step leaves a record.
 FILES = ("profile.json", "decision.json", RECORD, "evaluation.json")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFiles:
+    """The files of a run.
+
+    Attributes:
+        report: None: no report is written.
+        profile_folder: Where the steps of the profile are.
+    """
+
+    profile: Path
+    decision: Path
+    training: Path
+    evaluation: Path
+    report: Path | None
+    profile_folder: Path
+
+    @classmethod
+    def of(cls, folder: Path) -> "RunFiles":
+        profile, decision, training, evaluation = (folder / name for name in FILES)
+        return cls(
+            profile=profile,
+            decision=decision,
+            training=training,
+            evaluation=evaluation,
+            report=folder / "report.html",
+            profile_folder=folder / "profile",
+        )
 
 
 def run_dir_of(workload: Workload, *, name: str | None = None, kind: str = "") -> Path:
@@ -78,82 +108,56 @@ def found_in(file: Path, kind: type[RecordT]) -> RecordT | None:
     return read_json(file, kind) if file.is_file() else None
 
 
-def report_of_run(
-    run_dir: Path, *, workload: Workload | None = None, command: str = "", failure: str = ""
-) -> Path:
-    """Writes report.html from the files of a run, which may have ended early; returns its path.
-
-    Args:
-        run_dir: Folder of the run.
-        workload: By default the one in that folder.
-        command: The command line that made the run.
-        failure: An error that is in no record.
-    """
-    workload = workload or found_in(run_dir / "workload.json", Workload)
+def report_of_run(folder: Path) -> Path:
+    """Writes the report of a run's folder; returns its path."""
+    files = RunFiles.of(folder)
+    workload = found_in(folder / "workload.json", Workload)
     if workload is None:
-        raise UsageError(f"no run in {run_dir}", where="no workload.json there", fix="ls runs")
-    return write_report_of(
-        run_dir / "report.html",
-        workload=workload,
-        files=[run_dir / name for name in FILES],
-        profile_folder=run_dir / "profile",
-        command=command,
-        failure=failure,
-    )
+        raise UsageError(f"no run in {folder}", where="no workload.json there", fix="ls runs")
+    write_report_of(files, workload=workload)
+    return folder / "report.html"
 
 
 def write_report_of(
-    file: Path,
-    *,
-    workload: Workload,
-    files: Sequence[Path],
-    profile_folder: Path,
-    training: Training | None = None,
-    command: str = "",
-    failure: str = "",
-) -> Path:
-    """Writes the report of a run's records, and of the files beside them; returns its path.
+    files: RunFiles, *, workload: Workload, command: str = "", failure: str = ""
+) -> None:
+    """Writes the report of a run, which may have ended early; nothing if it has no file.
 
     Args:
-        file: The HTML file.
+        files: Of the run.
         workload: Of the run.
-        files: Profile, decision, training and evaluation; missing ones are left out.
-        profile_folder: Where the steps of the profile are.
-        training: The record, where there is no file of it.
         command: The command line that made the run.
         failure: An error that is in no record.
     """
+    if files.report is None:
+        return
     # Imported here, with the templates of the page.
     from stoker import __version__
     from stoker.figures.intervals import BASELINE_FILE, FILE
     from stoker.report import ReportedRun, write_report
 
-    profile, decision, training_file, evaluation = files
-    training = training or found_in(training_file, Training)
+    training = found_in(files.training, Training)
     facts = {"when": now_utc(), "stoker": __version__, "python": machine.python_version()}
-    facts["system"] = machine.platform()
-    if command:
-        facts["command"] = command
-    timeline = training and training.measured and training.measured.timeline_file
-    before = profile_folder / "-"
+    facts |= {"system": machine.platform(), "command": command}
+    timeline = (training and training.measured and training.measured.timeline_file) or ""
+    before = files.profile_folder / "-"
     write_report(
-        file,
+        files.report,
         ReportedRun(
-            run_id=training.job.name if training else file.parent.name,
+            run_id=training.job.name if training else files.report.parent.name,
             workload=workload,
-            profile=found_in(profile, Profile),
-            decision=found_in(decision, Decision),
+            profile=found_in(files.profile, Profile),
+            decision=found_in(files.decision, Decision),
             training=training,
-            evaluation=found_in(evaluation, Evaluation),
+            evaluation=found_in(files.evaluation, Evaluation),
             before_timeline=file_beside(before, "baseline-timeline.csv"),
-            after_timeline=file_beside(training_file, timeline) if timeline else None,
+            after_timeline=file_beside(files.training, timeline) if timeline else None,
             before_intervals=file_beside(before, BASELINE_FILE),
-            intervals=file_beside(training_file, FILE),
+            intervals=file_beside(files.training, FILE),
             environment=facts,
             failure=failure or None,
         ),
     )
-    return file
 
 
 def report_scaling(runs: Sequence[Path], *, as_json: bool) -> None:

@@ -15,7 +15,6 @@ from stoker.evaluate import (
 )
 from stoker.platforms import platform_named
 from stoker.platforms.aws import Aws
-from stoker.platforms.base import tracking_of
 from stoker.records import (
     Decision,
     Evaluation,
@@ -29,10 +28,10 @@ from stoker.records import (
 )
 from stoker.records.base import item_at, mapping, mappings, text
 from stoker.records.outcome import outcome_of, outcome_of_gates
-from stoker.run.folders import write_report_of
-from stoker.run.mlflow import log_run
+from stoker.run.folders import RunFiles
 from stoker.run.outputs import Outputs, deliver
-from stoker.run.webhook import telling
+from stoker.run.train import concluding
+from stoker.run.webhook import RunEnding, post
 
 # As Kubeflow's driver hands it to an exit handler. It publishes nothing of a step whose driver
 # failed or whose pod was killed: for it, such a run still runs when it is over.
@@ -70,16 +69,28 @@ def judge_run(
         always: Whether a run without a record has failed, and the exit code is 0 in any case.
     """
     run = pipeline_run()
+    evaluation_file = outputs.out or Path("evaluation.json")
+    is_text = training.startswith("{")
+    # A pipeline judges every run: one whose hosts died without a record has failed.
+    is_lost = always and not is_text and not Path(training).is_file()
+    is_file = not is_text and not is_lost
+    files = RunFiles(
+        profile=profile_file,
+        decision=decision_file,
+        training=Path(training) if is_file else evaluation_file.with_name("training.json"),
+        evaluation=evaluation_file,
+        report=report,
+        profile_folder=profile_file.parent,
+    )
     # On Kubeflow the run's last step notifies, and who types this command sees the result.
     is_told = bool(run) and not outputs.step.output_file
-    with telling(workload, run=run, step="evaluate", is_told=is_told) as ending:
+    with concluding(files, workload, run=run, step="evaluate", is_told=is_told) as ending:
         decision = read_json(decision_file, Decision)
-        is_text = training.startswith("{")
-        # A pipeline judges every run: one whose hosts died without a record has failed.
-        if always and not is_text and not Path(training).is_file():
-            trained = lost_training(workload, decision)
-        else:
-            trained = read_json(training, Training)
+        if is_lost:
+            write_json(files.training, lost_training(workload, decision))
+        elif is_text:
+            write_json(files.training, read_json(training, Training))
+        trained = read_json(files.training, Training)
         if trained.is_unknown:
             raise PlatformError(
                 f"the outputs of the job could not be read: {trained.unfetched}",
@@ -101,32 +112,12 @@ def judge_run(
             as_json=as_json,
             parameters={"passed": str(record.passed).lower()},
         )
-        evaluation_file = outputs.out or Path("evaluation.json")
         if workload.platform_info.has_model_registry and outputs.out:
             # What the model registry shows: Studio cannot show all of evaluation.json.
             quality = json.dumps(model_quality(trained))
             write_text(evaluation_file.with_name("model-quality.json"), quality)
             metadata = json.dumps(model_metadata(workload, trained, decision))
             write_text(evaluation_file.with_name("model-metadata.json"), metadata)
-        files = [profile_file, decision_file, evaluation_file]
-        if report:
-            training_file = Path("training.json" if is_text else training)
-            write_report_of(
-                report,
-                workload=workload,
-                files=[profile_file, decision_file, training_file, evaluation_file],
-                profile_folder=profile_file.parent,
-                training=trained,
-            )
-            files.append(report)
-        ending.links["mlflow"] = log_run(
-            tracking_of(workload),
-            run=ending.run,
-            training=trained,
-            evaluation=record,
-            files=files,
-        )
-        ending.links["job"] = trained.job.url or ""
         outcome = outcome_of(trained, record.gates)
         ending.warnings = record.warnings
         ending.take(outcome)
@@ -213,7 +204,7 @@ def pass_gate(evaluation_file: Path, *, champions: str) -> None:
 
 
 def finish_run(workload: Workload, *, run_id: str, outcome: str) -> None:
-    """Deletes the jobs that are left of a run, and reports how it ended.
+    """Reports how a run ended, and deletes the jobs that are left of it.
 
     `outcome` is JSON as of Kubeflow's PipelineTaskFinalStatus.
     """
@@ -222,12 +213,11 @@ def finish_run(workload: Workload, *, run_id: str, outcome: str) -> None:
     document: Json = json.loads(outcome) if outcome.startswith("{") else {}
     state = str(item_at(document, "state") or "unknown").lower()
     why = text(document, "error", "message")
+    # Else it was cancelled, or Kubeflow did not fill the state in.
+    if state in (*_FAILED, *_SUCCEEDED):
+        failure = (why or state) if state in _FAILED else ""
+        post(workload, RunEnding(run=run, step="the pipeline", failure=failure))
     platform = platform_named(workload.platform, settings=workload)
-    with telling(workload, run=run, step="the pipeline") as ending:
-        if state in _FAILED:
-            ending.failure = why or state
-        # Cancelled, or a word that Kubeflow did not fill in.
-        ending.is_told = state in (*_FAILED, *_SUCCEEDED)
-        ended = platform.clean_up(run, workload, run_id=run_id)
+    ended = platform.clean_up(run, workload, run_id=run_id)
     words = f"{state}: {why}" if why else state
     print(f"run {run}: {words}\n{ended or 'no job of the run was left'}")

@@ -20,7 +20,7 @@ from msgspec import structs
 from stoker.catalog import Catalog, catalog_of
 from stoker.environment import pipeline_execution
 from stoker.errors import DeclinedError, NoCapacityError, StokerError, TerminatedError, UsageError
-from stoker.failure_reasons import said_in, without_events
+from stoker.failure_reasons import said_in
 from stoker.feed.bad_samples import FILE as BAD_SAMPLES_FILE
 from stoker.feed.bad_samples import join_lists_of_hosts
 from stoker.host.processes import git_state
@@ -60,11 +60,11 @@ from stoker.records.training import Budget, completed, copied_to
 from stoker.records.workload import refuse_foreign, workload_keys
 from stoker.repeat import Clock, Sleep, within
 from stoker.run.cost import confirm, groups_of
-from stoker.run.folders import FILES, RECORD, RUNS, found_in, report_of_run, run_dir_of
+from stoker.run.folders import RECORD, RUNS, RunFiles, found_in, run_dir_of, write_report_of
 from stoker.run.mlflow import log_run, start_run
 from stoker.run.outputs import Outputs, carried, deliver, kept_model
 from stoker.run.progress import Follow
-from stoker.run.webhook import RunEnding, telling
+from stoker.run.webhook import RunEnding, post
 from stoker.terminal import relative, say, typed
 
 RequestT = TypeVar("RequestT")
@@ -181,14 +181,15 @@ def train_run(
     # An evaluation goes with the training run that it judged.
     (folder / "evaluation.json").unlink(missing_ok=True)
     say(f"train of {workload.name} on {groups_in_words(groups)}: {relative(folder)}")
-    with concluding(folder, workload, step="train", is_told=not is_step) as ending:
+    files = RunFiles.of(folder)
+    with concluding(files, workload, run=folder.name, step="train", is_told=not is_step) as ending:
         try:
             record = follow(job, workload, catalog=catalog, decision=decision, again=typed())
         except NoCapacityError:
             # A further attempt of a pipeline's step would wait as long again for hosts.
             if not always:
                 raise
-            record = read_json(folder / RECORD, Training)
+            record = read_json(files.training, Training)
         ending.warnings = tuple(group.made_words for group in record.useless_groups)
         code = training_exit_code(record)
         if record.is_unknown and pipeline_execution():
@@ -197,7 +198,7 @@ def train_run(
         if code:
             ending.take(outcome_of(record))
     # The record may go elsewhere, and its timeline, which it names by a relative path.
-    file = outputs.out or folder / RECORD
+    file = outputs.out or files.training
     model_uri = kept_model(record.model_uri, outputs)
     copied = copied_to(file, record, run_dir=folder, model_uri=model_uri)
     deliver(
@@ -209,45 +210,60 @@ def train_run(
         parameters={"status": copied.status, "training": carried(copied)},
         model={**copied.lineage, "model_uri": copied.model_uri or ""},
     )
-    say(f"logs: {folder / 'logs'}\nreport: {ending.links['report']}")
+    say(f"logs: {folder / 'logs'}\nreport: {ending.report}")
     # A pipeline's next step judges a failed training run, so this one must not end the pipeline.
     return 0 if always and not record.is_unknown else code
 
 
 @contextmanager
 def concluding(
-    folder: Path, workload: Workload, *, step: str, is_told: bool = True
+    files: RunFiles, workload: Workload, *, run: str, step: str, is_told: bool = True
 ) -> Iterator[RunEnding]:
-    """At the end of the block, writes the run's report and MLflow, and notifies the webhook."""
-    with telling(workload, run=folder.name, step=step, is_told=is_told) as ending:
-        failure = ""
-        has_failed = False
-        try:
-            yield ending
-        except (StokerError, KeyboardInterrupt, TerminatedError) as err:
-            # An interrupt's words, if any, are on a job that keeps running.
-            if isinstance(err, KeyboardInterrupt) and str(err):
-                say(str(err))
-            failure = str(err) or f"stopped in {ending.step}"
-            # A job that keeps running has no end yet, and one that was declined is none.
-            has_failed = isinstance(err, StokerError) and not isinstance(err, DeclinedError)
-            raise
-        finally:
-            ending.links |= {"report": "not written", "logs": str(folder / "logs")}
-            with suppress(StokerError):
-                file = report_of_run(folder, workload=workload, command=typed(), failure=failure)
-                ending.links["report"] = file.resolve().as_uri()
-            training = found_in(folder / RECORD, Training)
-            if training:
-                ending.links["job"] = training.job.url or ""
-            if training or has_failed:
-                ending.links["mlflow"] = log_run(
-                    tracking_of(workload),
-                    run=folder.name,
-                    training=training,
-                    evaluation=found_in(folder / "evaluation.json", Evaluation),
-                    files=[folder / name for name in (*FILES, "report.html")],
-                )
+    """At the end of the block, writes the run's report and MLflow, and notifies the webhook.
+
+    Args:
+        files: Where the run's records are, as far as the block writes them.
+        workload: With its webhook and tracking.
+        run: Name of the run.
+        step: What the block does.
+        is_told: Whether this process notifies; else another one does.
+    """
+    ending = RunEnding(run=run, step=step, is_told=is_told)
+    failure = ""
+    try:
+        yield ending
+    except (DeclinedError, KeyboardInterrupt, TerminatedError) as err:
+        # What a person stops is not sent. An interrupt's words are on a job that keeps running.
+        ending.is_told = False
+        failure = str(err) or f"stopped in {ending.step}"
+        if isinstance(err, KeyboardInterrupt) and str(err):
+            say(failure)
+        raise
+    except Exception as err:
+        ending.failure = getattr(err, "what", "") or repr(err)
+        failure = str(err)
+        raise
+    finally:
+        if files.report:
+            try:
+                command = typed() if is_told else ""
+                write_report_of(files, workload=workload, command=command, failure=failure)
+                ending.report = files.report.resolve().as_uri()
+            except StokerError as err:
+                ending.report = f"not written: {err.what}"
+        training = found_in(files.training, Training)
+        ending.page = (training and training.job.url) or ""
+        # A job that keeps running has no end yet.
+        if training or ending.failure:
+            records = (files.profile, files.decision, files.training, files.evaluation)
+            ending.mlflow = log_run(
+                tracking_of(workload),
+                run=ending.run,
+                training=training,
+                evaluation=found_in(files.evaluation, Evaluation),
+                files=[*records, *filter(None, [files.report])],
+            )
+        post(workload, ending)
 
 
 def follow(
@@ -330,8 +346,8 @@ def train(
         on_line(LogLine(group=platform.name, host="capacity", text=words))
 
     def made(plan: JobSpec, end: JobEnd, name: str, lost: str = _NO_RECORD) -> Training:
-        ran = Job(platform=platform.name, name=name, url=end.job_url)
-        return record_of_job(plan, end, ran=ran, decision=decision, events=events, lost=lost)
+        of = {"platform": platform.name, "name": name, "lost": lost}
+        return record_of_job(plan, end, **of, decision=decision, events=events)
 
     plans = [job, *_other_plans(job, decision, platform=platform)]
     if len(plans) > 1:
@@ -356,7 +372,8 @@ def train(
             plans = [other for other in plans[1:] if not short & _types(other.groups)]
             if not plans:
                 end = JobEnd(status="failed", failure=err.what)
-                record = made(plan, end, plan.name, f"{words}, and no other plan is left")
+                lost = f"{words}, and no other plan is left"
+                record = made(plan, end, plan.name, lost)
                 write_json(job.run_dir / RECORD, record)
                 raise
             tell(f"{words}: taking the next plan, {groups_in_words(plans[0].groups)}: {err.what}")
@@ -415,10 +432,10 @@ def _trained(
 ) -> Training:
     """Runs one job; returns its record, or raises NoCapacityError if it got no hosts."""
     run = platform.submit(platform.plan(job))
+    # Lines of data hosts do not say why a training run failed.
     last_words: deque[str] = deque(maxlen=_LAST_WORDS)
     try:
         for line in run.lines():
-            # Lines of data hosts do not say why a training run failed.
             if line.group == job.groups[0].name:
                 last_words.append(line.text)
             on_line(line)
@@ -441,11 +458,10 @@ def _trained(
     finally:
         run.stop()
     record = made(job, end, run.name)
-    if record.status == "failed" and last_words and not record.hosts:
+    if record.status == "failed" and not record.hosts:
         # The launcher failed early: only its log says why.
-        words = ": ".join(filter(None, (record.failure, said_in(last_words))))
-        failure = "\n".join([words, *without_events(last_words)]).strip()
-        record = structs.replace(record, failure=failure)
+        words = filter(None, (record.failure, said_in(last_words)))
+        record = structs.replace(record, failure=": ".join(words))
     write_json(job.run_dir / RECORD, record)
     return record
 
@@ -454,7 +470,8 @@ def record_of_job(
     job: JobSpec,
     end: JobEnd,
     *,
-    ran: Job,
+    platform: str,
+    name: str,
     decision: Decision | None = None,
     events: Sequence[Event] = (),
     lost: str = _NO_RECORD,
@@ -464,15 +481,14 @@ def record_of_job(
     Args:
         job: The plan, with its budget.
         end: How the platform saw it end.
-        ran: The job as the platform calls it.
+        platform: Where it ran.
+        name: Name of the job there.
         decision: Which the plan is of.
         events: What happened before.
         lost: Why there is no record of the leader, if there is none.
     """
     leader = leader_record(end.output_dir)
     seen = [*events, *end.events]
-    if end.unfetched:
-        lost = f"the outputs could not be read: {end.unfetched}"
     if not leader:
         seen.append(Event(when=now_utc(), what=lost))
     if end.output_dir:
@@ -491,7 +507,7 @@ def record_of_job(
     lineage |= {**job.lineage, **end.lineage}
     engine = settings.engine.name
     outside = Training(
-        job=ran,
+        job=Job(platform=platform, name=name, url=end.job_url),
         workload_keys=workload_keys(command=job.command, strategy=settings.strategy, engine=engine),
         groups=job.groups,
         strategy=settings.strategy,
