@@ -12,6 +12,7 @@ from stoker.records import (
     Evaluation,
     Json,
     Profile,
+    Training,
     read_json,
     to_json,
     write_json,
@@ -85,13 +86,20 @@ def test_evaluate_compares_with_the_champion_and_its_gate_promotes_or_fails(fold
 
     def gate_of(accuracy: float) -> Done:
         found = {"metrics": {"accuracy": accuracy}}
-        training = to_json(msgspec.structs.replace(sample_records.training(), **found))
+        training = msgspec.structs.replace(sample_records.training(), **found)
+        write_json(folder / "t.json", training)
         gates = [{"metric": "accuracy", "min_champion": -0.005}]
         workload = json.dumps({**json.loads(WORKLOAD), "gate": gates})
-        given = {"training": training, "champion": "champions"}
-        told_it = executor_input(folder, "passed", workload=workload, **given)
+        told_it = executor_input(folder, "passed", workload=workload, champion="champions")
         words = ("step", "evaluate", "--profile=profile.json", "--decision=decision.json")
-        words += ("--out=evaluation", "--report=report", "--always", "--executor-input", told_it)
+        words += (
+            "--training=t.json",
+            "--out=evaluation",
+            "--report=report",
+            "--always",
+            "--executor-input",
+            told_it,
+        )
         succeeds(*words, cwd=folder)
         told_it = executor_input(folder, champion="champions")
         words = ("step", "gate", "--gate-of=evaluation", "--promote", "--executor-input", told_it)
@@ -171,12 +179,11 @@ def test_inputs_that_are_left_out_are_as_the_workload_says(folder):
     assert (folder / "summary.md").read_text().startswith("# Decision\n")
     assert not [plan for plan in made.plans if len(plan.groups) > 1]
     words = ("step", "train", "--decision=d.json", "--out=t.json", "--always", "--yes")
-    step("train", *words, parameters=("status", "training"), run_id="1234567890")
+    step("train", *words, parameters=("status",), run_id="1234567890")
     assert told(folder)[0]["status"] == "succeeded"
-    training = told(folder)[0]["training"]
-    assert json.loads(training)["job"]["name"] == "mini-12345678"
-    words = ("step", "evaluate", "--profile=p.json", "--decision=d.json", "--out=e.json")
-    step("evaluate", *words, "--always", parameters=("passed",), training=training)
+    assert read_json(folder / "t.json", Training).job.name == "mini-12345678"
+    words = ("step", "evaluate", "--profile=p.json", "--decision=d.json", "--training=t.json")
+    step("evaluate", *words, "--out=e.json", "--always", parameters=("passed",))
     evaluation = read_json(folder / "e.json", Evaluation)
     assert [gate.min for gate in evaluation.gates] == [2]
     write_json(folder / "e.json", Evaluation(passed=True))
@@ -205,12 +212,12 @@ def test_a_failed_training_fails_its_step_unless_always_is_asked_for(folder):
     words = ["step", "train", workload, "--yes", "--out=record"]
     words += ["--name=bad-12345678"]
     assert stoker(*words, cwd=folder).returncode == 6
-    told_it = executor_input(folder, "status", "training")
+    told_it = executor_input(folder, "status")
     succeeds(*words, "--always", "--executor-input", told_it, cwd=folder)
     parameters, _ = told(folder)
-    training = json.loads(parameters["training"])
-    assert (parameters["status"], training["exit_code"]) == ("failed", 9)
-    assert training["job"]["name"] == "bad-12345678"
+    training = read_json(folder / "record", Training)
+    assert (parameters["status"], training.exit_code) == ("failed", 9)
+    assert training.job.name == "bad-12345678"
 
 
 def test_a_model_is_copied_to_where_it_is_to_stay(folder):

@@ -3,17 +3,13 @@ import json
 import random
 from pathlib import Path
 
-import msgspec
-
 from stoker.logs import Log
 from stoker.platforms.kubernetes.pod_log import (
     PART_CHARACTERS,
     OutputParts,
     log_files,
 )
-from stoker.records import Event, Host, Training, read_json
-from stoker.run.outputs import carried, read_step, write_step
-from support import sample_records
+from stoker.run.outputs import read_step, write_step
 
 ADDRESS = "minio://bucket/v2/artifacts/run"
 ARTIFACTS = {"decision": "system.Artifact", "metrics": "system.Metrics", "model": "system.Model"}
@@ -50,27 +46,6 @@ def test_the_file_has_what_kubeflow_merges_into_parameters_and_artifacts(tmp_pat
             for name, found in metadata.items()
         },
     }
-
-
-def training(**changes):
-    return msgspec.structs.replace(sample_records.training(), **changes)
-
-
-def test_a_long_training_is_carried_within_its_bound_with_verdict_and_metrics():
-    record = training(
-        status="failed",
-        exit_code=9,
-        events=tuple(Event(when="2026-01-01T00:00:00Z", what="x" * 50) for _ in range(5000)),
-        hosts=tuple(Host(host=f"host-{n}", group="data") for n in range(3000)),
-        failure="start " + "y" * 100_000 + " end",
-        metrics={"accuracy": 0.9},
-    )
-    text = carried(record)
-    assert len(text.encode()) <= 16384
-    found = read_json(text, Training)
-    assert (found.status, found.exit_code, found.metrics) == ("failed", 9, {"accuracy": 0.9})
-    assert found.failure
-    assert found.failure.endswith("y end")
 
 
 def logged(folder: Path, *, under: str = "stoker") -> list[str]:

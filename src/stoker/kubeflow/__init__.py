@@ -429,12 +429,11 @@ def decide(
 @dsl.container_component  # type: ignore[untyped-decorator]
 def train(
     decision: Input[Artifact],
-    record: Output[Artifact],
+    training: Output[Artifact],
     metrics: Output[Metrics],
     summary: Output[Markdown],
     model: Output[Model],
     status: OutputText,
-    training: OutputText,
     image: str,
     workload: str,
     run_id: str,
@@ -448,18 +447,17 @@ def train(
         workload: The workload, as JSON.
         run_id: Id of the run. The job's name contains it, so that a retry adopts the job.
         branch: Part of the job's name, for a run that trains more than once.
-        record: training.json.
+        training: training.json.
         metrics: Metrics that the script reported, and seconds per step.
         summary: The training in words.
         model: Address of the trained model.
         status: succeeded, failed or stopped. A failed training run does not fail this step.
-        training: training.json, as text.
     """
     return _container(
         image,
         "step train",
         f"--decision={decision.path}",
-        f"--out={record.path}",
+        f"--out={training.path}",
         f"--summary={summary.path}",
         f"--model={model.path}",
         "--always",
@@ -471,6 +469,7 @@ def train(
 def evaluate(
     profile: Input[Artifact],
     decision: Input[Artifact],
+    training: Input[Artifact],
     evaluation: Output[Artifact],
     report: Output[HTML],
     metrics: Output[Metrics],
@@ -478,7 +477,6 @@ def evaluate(
     passed: OutputText,
     image: str,
     workload: str,
-    training: str,
     champion: Optional[str] = None,
 ) -> ContainerSpec:
     """Compares the model with the gate, and the run with its prediction.
@@ -488,9 +486,9 @@ def evaluate(
     Args:
         profile: profile.json.
         decision: decision.json.
+        training: training.json.
         image: Image of the step's pod; needs no torch.
         workload: The workload, as JSON.
-        training: training.json, as text.
         champion: The model in use, for gates such as accuracy>=champion-0.005: a folder of
             champions, an evaluation.json, or registry:GROUP of SageMaker; empty: no model.
         evaluation: evaluation.json.
@@ -504,6 +502,7 @@ def evaluate(
         "step evaluate",
         f"--profile={profile.path}",
         f"--decision={decision.path}",
+        f"--training={training.path}",
         f"--out={evaluation.path}",
         f"--report={report.path}",
         f"--summary={summary.path}",

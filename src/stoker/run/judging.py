@@ -48,7 +48,7 @@ def judge_run(
     *,
     profile_file: Path,
     decision_file: Path,
-    training: str,
+    training_file: Path,
     champion: str,
     outputs: Outputs,
     report: Path | None,
@@ -61,7 +61,7 @@ def judge_run(
         workload: With the gates.
         profile_file: The run's profile.
         decision_file: The run's decision.
-        training: File of the training's record, or the text of the record.
+        training_file: The run's training.
         champion: Names the model in use; empty: none is configured.
         outputs: Where the evaluation goes.
         report: File of the HTML report; None: none is written.
@@ -70,14 +70,14 @@ def judge_run(
     """
     run = pipeline_run()
     evaluation_file = outputs.out or Path("evaluation.json")
-    is_text = training.startswith("{")
     # A pipeline judges every run: one whose hosts died without a record has failed.
-    is_lost = always and not is_text and not Path(training).is_file()
-    is_file = not is_text and not is_lost
+    is_lost = always and not training_file.is_file()
+    if is_lost:
+        training_file = evaluation_file.with_name("training.json")
     files = RunFiles(
         profile=profile_file,
         decision=decision_file,
-        training=Path(training) if is_file else evaluation_file.with_name("training.json"),
+        training=training_file,
         evaluation=evaluation_file,
         report=report,
         profile_folder=profile_file.parent,
@@ -87,10 +87,8 @@ def judge_run(
     with concluding(files, workload, run=run, step="evaluate", is_told=is_told) as ending:
         decision = read_json(decision_file, Decision)
         if is_lost:
-            write_json(files.training, lost_training(workload, decision))
-        elif is_text:
-            write_json(files.training, read_json(training, Training))
-        trained = read_json(files.training, Training)
+            write_json(training_file, lost_training(workload, decision))
+        trained = read_json(training_file, Training)
         if trained.is_unknown:
             raise PlatformError(
                 f"the outputs of the job could not be read: {trained.unfetched}",

@@ -17,7 +17,6 @@ from types import MappingProxyType
 import msgspec
 
 from stoker.errors import UsageError
-from stoker.failure_reasons import shortened
 from stoker.parameters import PARAMETER_INPUT, PARAMETERS_INPUT
 from stoker.records import (
     Decision,
@@ -26,7 +25,6 @@ from stoker.records import (
     Profile,
     Training,
     Workload,
-    to_document,
     to_json,
     write_json,
     write_text,
@@ -36,8 +34,6 @@ from stoker.records.hyperparameters import argument
 from stoker.records.profile import busy_share
 
 _MODEL = "system.Model"
-_MAX_FAILURE = 2000
-_MAX_CARRIED = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,19 +225,6 @@ def _numbers(record: Record | None) -> dict[str, float]:
     """Returns the fields of a record that are numbers, by name."""
     fields = msgspec.structs.asdict(record) if record else {}
     return {name: value for name, value in fields.items() if type(value) in (int, float)}
-
-
-def carried(record: Training) -> str:
-    """Returns the record as JSON without what no step reads: Kubeflow's parameters are small.
-
-    A parameter, unlike a file, is shown on the run's page and can be a condition.
-    """
-    # The file of the steps stays in the step that trained.
-    measured = record.measured and msgspec.structs.replace(record.measured, timeline_file=None)
-    failure = shortened(record.failure or "", most=_MAX_FAILURE) or None
-    lists = {name: getattr(record, name)[:_MAX_CARRIED] for name in ("events", "hosts", "gpus")}
-    small = msgspec.structs.replace(record, measured=measured, failure=failure, **lists)
-    return json.dumps(to_document(small))
 
 
 def free_advice(profiled: Profile, decision: Decision) -> list[str]:

@@ -62,7 +62,7 @@ from stoker.repeat import Clock, Sleep, within
 from stoker.run.cost import confirm, groups_of
 from stoker.run.folders import RECORD, RUNS, RunFiles, found_in, run_dir_of, write_report_of
 from stoker.run.mlflow import log_run, start_run
-from stoker.run.outputs import Outputs, carried, deliver, kept_model
+from stoker.run.outputs import Outputs, deliver, kept_model
 from stoker.run.progress import Follow
 from stoker.run.webhook import RunEnding, post
 from stoker.terminal import relative, say, typed
@@ -206,8 +206,7 @@ def train_run(
         outputs=replace(outputs, out=file),
         explain=training_words,
         as_json=as_json,
-        # The record, for the next step.
-        parameters={"status": copied.status, "training": carried(copied)},
+        parameters={"status": copied.status},
         model={**copied.lineage, "model_uri": copied.model_uri or ""},
     )
     say(f"logs: {folder / 'logs'}\nreport: {ending.report}")
