@@ -3,7 +3,6 @@
 import contextlib
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -46,9 +45,6 @@ class Streams:
         yield
         self.copying.pop()
 
-    def current_device(self) -> int:
-        return 0
-
 
 @pytest.fixture
 def streams(monkeypatch):
@@ -82,12 +78,6 @@ class Pair(NamedTuple):
     name: str
 
 
-@dataclass
-class Example:
-    pixels: torch.Tensor
-    rest: dict[str, list[torch.Tensor]]
-
-
 class Own:
     def __init__(self, values: torch.Tensor) -> None:
         self.values = values
@@ -114,13 +104,12 @@ def test_pixels_become_normalised_numbers_and_labels_stay(device):
 def test_everything_in_a_batch_is_moved_and_keeps_its_type(device):
     tensor = torch.ones(2)
     batch = {"pair": Pair(tensor, "name"), "own": Own(tensor), "none": None}
-    example = Example(tensor, {"more": [tensor]})
-    batch |= {"example": example, "ordered": OrderedDict(a=(tensor, 3))}
+    batch |= {"more": [tensor], "ordered": OrderedDict(a=(tensor, 3))}
     (found,) = list(stoker.to_device([batch], device))
     assert [type(found[name]) for name in batch] == [type(each) for each in batch.values()]
     assert found["pair"].name == "name"
     moved = [found["pair"].pixels, found["own"].values, found["ordered"]["a"][0]]
-    moved += [found["example"].pixels, found["example"].rest["more"][0]]
+    moved += found["more"]
     assert {each.device.type for each in moved} == {device}
     assert found["ordered"]["a"][1] == 3
 

@@ -9,7 +9,6 @@ the script has queued until then. This needs no `record_stream`, whose events de
 script that uses a batch on yet another stream says so by `record_stream`, as always in torch.
 """
 
-import dataclasses
 import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from types import ModuleType
@@ -42,9 +41,9 @@ def to_device(
         for pixels, labels in to_device(loader, "cuda", mean=0.1307, std=0.3081):
             loss = model(pixels)
 
-    All tensors in tuples, lists, dictionaries, named tuples and dataclasses are moved, and anything
-    else that has a `to(device, non_blocking=...)`. With `dtype`, `mean` or `std` uint8 tensors
-    become `(pixels / 255 - mean) / std`; others keep type and values. That is one pass in float32
+    All tensors in tuples, lists, dictionaries and named tuples are moved, and anything else that
+    has a `to(device, non_blocking=...)`. With `dtype`, `mean` or `std` uint8 tensors become
+    `(pixels / 255 - mean) / std`; others keep type and values. That is one pass in float32
     (for float64: in float64), and differs from torchvision's three steps by rounding.
 
     The device holds one batch more than the script uses. It may be iterated over epoch by epoch.
@@ -142,10 +141,6 @@ class DeviceBatches(Generic[_T]):
             if hasattr(value, "_fields"):
                 return type(value)(*moved)  # type: ignore[arg-type]
             return type(value)(moved)
-        if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            names = [field.name for field in dataclasses.fields(value) if field.init]
-            changes = {name: self._moved(getattr(value, name)) for name in names}
-            return dataclasses.replace(value, **changes)
         return value
 
 
@@ -194,9 +189,7 @@ class _CopiedAhead(Generic[_T]):
         self._owner = owner
         self._batches = batches
         self._streams = streams
-        index = owner.device.index
-        number = streams.current_device() if index is None else index
-        self._stream = _copy_stream(streams, torch.device(owner.device.type, number))
+        self._stream = _copy_stream(streams, owner.device)
         # A batch, or an error or the end, that the script has not got yet.
         self._coming: list[_T | PendingError] = []
 
@@ -240,7 +233,7 @@ def _streams_of(device: torch.device) -> ModuleType | None:
 
 @functools.cache
 def _copy_stream(streams: ModuleType, device: torch.device) -> "torch.cuda.Stream":
-    """Returns this process's stream for copies to a device, whose number is given.
+    """Returns this process's stream for copies to a device.
 
     Torch's allocator keeps free memory for each stream: a new one for each epoch, of up to 32,
     would hold the memory of two more batches.

@@ -68,14 +68,9 @@ class FoundDevice:
     def __init__(self, find: Callable[[], Device | None] = find_device) -> None:
         self.device: Device | None = None
         self._find = find
-        self._looks = 0
 
     def look(self) -> Device | None:
-        """Returns the device; looks for it ever more rarely, as that takes 0.1 ms."""
-        if self.device is None:
-            self._looks += 1
-            if self._looks & (self._looks - 1) == 0:
-                self.device = self._find()
+        self.device = self.device or self._find()
         return self.device
 
 

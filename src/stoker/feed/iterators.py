@@ -133,7 +133,6 @@ class EpochIterator(_BaseDataLoaderIter):
         )
         if is_replayed:
             self._draws.resume(self._index_sampler)
-        self._num_taken = progress.first
         self._num_samples = 0
         self._bad: list[BadSample] = []
         # Batches are seeded by the loader's own epoch; the timeline counts on over loaders.
@@ -151,7 +150,7 @@ class EpochIterator(_BaseDataLoaderIter):
             pins=self._pin_memory,
             began=began,
         )
-        self._begin_source(place, epoch, is_again=is_again)
+        self._begin_source(place, epoch)
         # Workers start in it: the first batch waits for them.
         self._steps.opened(process.timeline.clock() - began)
 
@@ -202,25 +201,22 @@ class EpochIterator(_BaseDataLoaderIter):
             is_inline=not (place.is_fed or place.num_processes),
         )
 
-    def _begin_source(self, place: Placement, epoch: Epoch, *, is_again: bool) -> None:
-        source, placed = self._source, (place.is_fed, place.num_processes)
-        if is_again and source is not None and placed == self._placed:
-            source.begin(epoch)
+    def _begin_source(self, place: Placement, epoch: Epoch) -> None:
+        placed = (place.is_fed, place.num_processes)
+        if self._source is not None and placed == self._placed:
+            self._source.begin(epoch)
             return
-        if source is not None:
-            source.close()
+        self._shutdown_workers()
         self._placed = placed
-        self._source = self._new_source(place, epoch)
-
-    def _new_source(self, place: Placement, epoch: Epoch) -> "BatchSource | FedSource":
         if place.is_fed:
             from stoker.feed.engine.feed import feed_of
             from stoker.feed.fed_source import FedSource
 
-            return FedSource(place.loader, epoch, self._process, feed_of(self._process))
-        if place.num_processes:
-            return WorkersSource(place.loader, epoch, num_processes=place.num_processes)
-        return TrainerSource(place.loader, epoch)
+            self._source = FedSource(place.loader, epoch, self._process, feed_of(self._process))
+        elif place.num_processes:
+            self._source = WorkersSource(place.loader, epoch, num_processes=place.num_processes)
+        else:
+            self._source = TrainerSource(place.loader, epoch)
 
     def __next__(self) -> object:
         # torch's own opens a range for profilers around each batch, also where no profiler is on:
@@ -256,7 +252,8 @@ class EpochIterator(_BaseDataLoaderIter):
     def _note_bad(self, batch: ToleratedBatch) -> None:
         """Lists a batch's bad samples; raises FeedError if the epoch has too many."""
         process, books = self._process, self._books
-        process.bad.add(batch, epoch=self._number, number=self._num_taken - 1, loader=books.number)
+        number = self._progress.begun["num_yielded"] - 1
+        process.bad.add(batch, epoch=self._number, number=number, loader=books.number)
         self._bad += batch.bad
         num_batches = 0
         # Of a sampler of the script, which need not have a length.
@@ -275,13 +272,11 @@ class EpochIterator(_BaseDataLoaderIter):
 
         Nothing was got where a timeout ended the wait, or a signal's handler raised.
         """
-        progress = self._progress
-        taken = progress.first + source.num_taken
+        progress, sizes = self._progress, self._draws.sizes
         size = 0
-        while self._num_taken < taken:
-            self._num_taken += 1
-            size = self._draws.sizes.popleft() if self._draws.sizes else 0
-        progress.begun["num_yielded"] = taken
+        while progress.begun["num_yielded"] < progress.first + source.num_taken:
+            progress.begun["num_yielded"] += 1
+            size = sizes.popleft() if sizes else 0
         progress.resumed = None
         self._num_samples += size
         return size

@@ -95,7 +95,7 @@ def _wanted(loader: AnyLoader, process: TrainerProcess) -> Placement:
             return here
         if not _is_whole(loader, process):
             return here
-        return Placement(_with(loader, num_workers), process.share(planned))
+        return Placement(view_of(loader, num_workers=num_workers), process.share(planned))
     if num_workers is None:
         process.note_made_here(_WITHOUT_WORKERS)
         return here
@@ -107,7 +107,7 @@ def _wanted(loader: AnyLoader, process: TrainerProcess) -> Placement:
             return here
     # First, as an import statement would begin a collection.
     imported("stoker.feed.fed_source")
-    return Placement(_with(loader, num_workers), 0, is_fed=True)
+    return Placement(view_of(loader, num_workers=num_workers), 0, is_fed=True)
 
 
 def _pending_stream(books: LoaderBooks) -> StreamProgress | None:
@@ -150,13 +150,6 @@ def _is_whole(loader: AnyLoader, process: TrainerProcess) -> bool:
     if books.is_whole is None:
         books.is_whole = is_taken_whole(loader)
     return books.is_whole
-
-
-def _with(loader: AnyLoader, num_workers: int) -> AnyLoader:
-    """Returns the loader as if its script had written that number of workers."""
-    if num_workers == loader.num_workers:
-        return loader
-    return view_of(loader, num_workers=num_workers)
 
 
 def refuse(loader: AnyLoader, process: TrainerProcess, err: FeedError) -> None:

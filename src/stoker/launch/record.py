@@ -154,7 +154,7 @@ def _record(
         spending=limits.spending.of_groups(
             progress,
             data_hosts=fed,
-            all_batches=all_batches(output, progress) or steps or 0,
+            all_batches=all_batches(progress) or steps or 0,
         ),
         # Ranks of other hosts report theirs; without a data group nobody reports.
         bad_samples=max(
