@@ -7,6 +7,7 @@ lines, which stand between a script's, are skipped.
 
 import re
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 from stoker.host.processes import ended_words
 from stoker.logs import EVENT_HEAD, printable
@@ -61,25 +62,23 @@ def reason_of_failure(
 
 
 def said_in(lines: Iterable[str]) -> str:
-    """Returns the last error in lines, with its advice; empty: there is none."""
-    written = _printed(lines)
-    errors = [at for at in range(len(written)) if _is_error(written, at)]
-    errors = [at for at in errors if not is_of_another(written[at])] or errors
-    if not errors:
-        return ""
-    at = errors[-1]
-    words = written[at].strip()
-    if error := _ERROR.match(words):
-        fixes = [line[4:].strip() for line in written[at + 1 : at + 4] if line[:4] == "try:"]
-        return printable("; ".join([error["what"], *fixes[:1]]))
-    caught = [found["where"] for line in written[:at] if (found := _CAUGHT.search(line))]
-    return printable(f"{words} ({caught[-1]})" if caught else words)
-
-
-def _is_error(written: Sequence[str], at: int) -> bool:
-    # What was raised follows an indented line of code: a message may have such lines, too.
-    is_raised = bool(at and _RAISED.match(written[at])) and written[at - 1].startswith("  ")
-    return is_raised or bool(_ERROR.match(written[at].strip()))
+    """Returns the last error in lines; empty: there is none."""
+    error = of_another = where = ""
+    for before, line in pairwise(("", *_printed(lines))):
+        if caught := _CAUGHT.search(line):
+            where = f" ({caught['where']})"
+        if said := _ERROR.match(line.strip()):
+            words = said["what"]
+        elif _RAISED.match(line) and before.startswith("  "):
+            # What was raised follows an indented line of code: a message may have such lines, too.
+            words = line + where
+        else:
+            continue
+        if is_of_another(line):
+            of_another = words
+        else:
+            error = words
+    return printable(error or of_another)
 
 
 def cause_of(failure: str) -> str:
