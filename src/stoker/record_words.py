@@ -164,15 +164,11 @@ def gpu_noun(number: int | None) -> str:
 def gpu_words(gpu: GpuLoad) -> str:
     """Returns the load of one GPU in a line, with the figures that are known."""
     parts = []
-    if busy := gpu.utilization:
-        middle = f"{percentage(busy.low)} to {percentage(busy.high)} half of the time"
-        parts.append(f"{percentage(busy.mean)} busy, pauses included ({middle})")
-    if memory := gpu.memory_bytes:
+    if gpu.utilization is not None:
+        parts.append(f"{percentage(gpu.utilization)} busy, pauses included")
+    if gpu.memory_bytes is not None:
         total = f" of {size(gpu.memory_total_bytes)}" if gpu.memory_total_bytes else ""
-        parts.append(f"{size(memory.mean)}{total}")
-    for known, unit in ((gpu.power_watts, "W"), (gpu.sm_clock_mhz, "MHz")):
-        if known:
-            parts.append(f"{known.mean:.0f} {unit}")
+        parts.append(f"{size(gpu.memory_bytes)}{total}")
     model = f" ({gpu.model})" if gpu.model else ""
     return f"GPU {gpu.index}{model}: {', '.join(parts)}"
 

@@ -19,7 +19,6 @@ from stoker.records import (
     StepTerms,
     Workload,
 )
-from stoker.records.profile import GpuFigure
 from stoker.workload_file import workload_from
 
 
@@ -100,14 +99,11 @@ def starved(kind: str = "ml.g5.8xlarge", *, count: int = 1, **changes: object) -
 
 def gpu_load(share: float | None = 0.28, **changes: object) -> GpuLoad:
     """Makes the load of a GPU that was busy for `share` of the time; None: it does not tell."""
-    busy = None
-    if share is not None:
-        busy = GpuFigure(mean=share, low=share / 2, high=min(1.0, share * 1.5))
     made: dict[str, object] = {
         "host": "algo-1",
         "index": 0,
         "model": "NVIDIA H100 80GB HBM3",
         "seconds": 60.0,
-        "utilization": busy,
+        "utilization": share,
     }
     return GpuLoad(**made | changes)

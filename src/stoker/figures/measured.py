@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter
 from statistics import median, quantiles
 
-import msgspec
-
 from stoker.feed import timeline
 from stoker.feed.step_times import whole_run
 from stoker.feed.timeline import (
@@ -24,9 +22,9 @@ from stoker.feed.timeline import (
 )
 from stoker.figures.intervals import GpuRate, Interval
 from stoker.figures.progress import ProgressByRank
-from stoker.host.gpus import Gpu, GpuSample
+from stoker.host.gpus import Gpu
 from stoker.records import GpuLoad, Measured, Spread
-from stoker.records.profile import GpuFigure, GpuLoads
+from stoker.records.profile import GpuLoads
 from stoker.units import wait_share
 
 StepsByRank = Mapping[int, Sequence[MeasuredStep]]
@@ -131,6 +129,8 @@ def gpu_loads(intervals: Sequence[Interval], gpus: Mapping[str, Mapping[str, Gpu
     loads = []
     for (host, number), of_gpu in rows.items():
         gpu = gpus[host][number]
+        busy = ((seconds, rate.utilization) for seconds, rate in of_gpu)
+        memory = ((seconds, rate.memory_bytes) for seconds, rate in of_gpu)
         load = GpuLoad(
             host=host,
             index=gpu.index,
@@ -138,27 +138,15 @@ def gpu_loads(intervals: Sequence[Interval], gpus: Mapping[str, Mapping[str, Gpu
             memory_total_bytes=gpu.memory_total_bytes,
             during="steps" if stepping else "command",
             seconds=sum(seconds for seconds, _ in of_gpu),
+            utilization=_mean_over_time(busy),
+            memory_bytes=_mean_over_time(memory),
         )
-        figures = {
-            name: _gpu_figure((seconds, getattr(rate, name)) for seconds, rate in of_gpu)
-            for name in GpuSample.__struct_fields__
-        }
-        loads.append(msgspec.structs.replace(load, **figures))
+        loads.append(load)
     return tuple(loads)
 
 
-def _gpu_figure(parts: Iterable[tuple[float, float | None]]) -> GpuFigure | None:
-    """Returns mean and quartiles of values, each of so many seconds; None: none is known."""
-    ordered = sorted((value, seconds) for seconds, value in parts if value is not None)
-    if not ordered:
-        return None
-    whole = sum(seconds for _, seconds in ordered)
-    quartiles: list[float] = []
-    passed = 0.0
-    for value, seconds in ordered:
-        passed += seconds
-        while passed >= (len(quartiles) + 1) / 4 * whole and len(quartiles) < 3:
-            quartiles.append(value)
-    low, _, high = quartiles
-    mean = sum(value * seconds for value, seconds in ordered) / whole
-    return GpuFigure(mean=mean, low=low, high=high)
+def _mean_over_time(parts: Iterable[tuple[float, float | None]]) -> float | None:
+    """Returns the mean of values, each of so many seconds; None: none is known."""
+    known = [(seconds, value) for seconds, value in parts if value is not None]
+    whole = sum(seconds for seconds, _ in known)
+    return sum(seconds * value for seconds, value in known) / whole if whole else None

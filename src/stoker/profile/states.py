@@ -258,9 +258,9 @@ def _of_accelerator(
         if share >= LEAST_GAIN:
             yield "neighbour", share, text
     shares = [
-        gpu.utilization.mean
+        gpu.utilization
         for gpu in used_gpus(during_steps(gpus))
-        if gpu.utilization and gpu.seconds >= _LEAST_GPU_SECONDS
+        if gpu.utilization is not None and gpu.seconds >= _LEAST_GPU_SECONDS
     ]
     if shares and is_bound:
         # Of several GPUs that take turns, as the stages of a pipeline, each idles for the others.

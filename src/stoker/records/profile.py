@@ -41,20 +41,6 @@ OTHERS = "other programs were using"
 MAX_PROFILE_DAYS = 30
 
 
-class GpuFigure(Record, frozen=True, kw_only=True):
-    """One quantity of a GPU over time, weighted by time.
-
-    Attributes:
-        mean: Mean, in the unit of the quantity.
-        low: Lower quartile, likewise.
-        high: Upper quartile, likewise.
-    """
-
-    mean: NonNegativeFloat
-    low: NonNegativeFloat
-    high: NonNegativeFloat
-
-
 class GpuLoad(Record, frozen=True, kw_only=True):
     """Load of one GPU. None: the driver does not tell it there, as on virtual GPUs.
 
@@ -67,9 +53,7 @@ class GpuLoad(Record, frozen=True, kw_only=True):
             command, as no step was timed.
         seconds: Length of that time.
         utilization: Share of the time in which a kernel ran, 0 to 1.
-        memory_bytes: Memory in use.
-        power_watts: Power that the GPU draws.
-        sm_clock_mhz: Clock of the multiprocessors.
+        memory_bytes: Memory in use, mean.
     """
 
     host: Name
@@ -78,10 +62,8 @@ class GpuLoad(Record, frozen=True, kw_only=True):
     memory_total_bytes: NonNegativeInt | None = None
     during: Literal["steps", "command"] = "steps"
     seconds: NonNegativeFloat
-    utilization: GpuFigure | None = None
-    memory_bytes: GpuFigure | None = None
-    power_watts: GpuFigure | None = None
-    sm_clock_mhz: GpuFigure | None = None
+    utilization: NonNegativeFloat | None = None
+    memory_bytes: NonNegativeFloat | None = None
 
 
 # Of all GPUs of a run.
@@ -94,13 +76,13 @@ def used_gpus(gpus: Sequence[GpuLoad]) -> GpuLoads:
     A script may use one of eight: the others' idleness is no news of its loop.
     """
     with_utilization = tuple(gpu for gpu in gpus if gpu.utilization is not None)
-    busy = tuple(gpu for gpu in with_utilization if gpu.utilization and gpu.utilization.mean > 0)
+    busy = tuple(gpu for gpu in with_utilization if gpu.utilization)
     return busy or with_utilization
 
 
 def busy_share(gpus: Sequence[GpuLoad]) -> float | None:
     """Returns the mean busy share of the GPUs that are in use; None: not known."""
-    share = known_mean(gpu.utilization.mean for gpu in used_gpus(gpus) if gpu.utilization)
+    share = known_mean(gpu.utilization for gpu in used_gpus(gpus))
     if share is None:
         return None
     return min(1.0, share)
