@@ -215,9 +215,6 @@ def _checks(workload: Workload) -> Iterator[tuple[bool, str, str, str]]:
         key = f"gate[{index}]"
         has_bound = (gate.min, gate.max) != (None, None) or gate.needs_champion
         yield not has_bound, key, f"gate {gate.metric} has neither min nor max", "add one of them"
-        is_empty = gate.min is not None and gate.max is not None and gate.min > gate.max
-        what = f"gate {gate.metric}: min {gate.min} is above max {gate.max}"
-        yield is_empty, key, what, "swap them"
     names = dict[str, str]()
     for name in workload.hyperparameters:
         # A script would be told both, and takes one.

@@ -47,7 +47,7 @@ def test_all_attempts_of_a_run_are_one_run_of_mlflow_with_one_point(tmp_path, mo
     metrics = texts(run / "metrics")
     assert metrics["stoker_passed"].split()[1] == "1.0"
     assert metrics["accuracy"].count("\n") == 1, metrics["accuracy"]
-    assert (metrics["loss"].split()[1], metrics["norm"].split()[1]) == ("nan", "inf")
+    assert metrics.keys().isdisjoint(("loss", "norm"))
     assert texts(run / "params")["version"] == "1.10"
     assert texts(run / "params")["lr"] == "1e-1"
     assert texts(run / "tags")["stoker_outcome"] == "no gate: the training succeeded"

@@ -118,8 +118,7 @@ def test_the_load_of_a_gpu_is_a_line_of_what_is_known():
         memory_total_bytes=85_899_345_920,
     )
     assert gpu_words(known) == (
-        "GPU 0 (NVIDIA H100 80GB HBM3): 28% busy, pauses included, "
-        "12.9 GB of 85.9 GB"
+        "GPU 0 (NVIDIA H100 80GB HBM3): 28% busy, pauses included, 12.9 GB of 85.9 GB"
     )
     part = gpu_load(None, model=None, memory_bytes=12.9e9)
     assert gpu_words(part) == "GPU 0: 12.9 GB"

@@ -60,8 +60,6 @@ class PlatformInfo:
         has_node_pools: Its types may be the node pools of a cluster.
         needs_training_enum: Its jobs take only types that its API lists for training.
         host_variables: Variables by which a launcher recognises the platform.
-        has_mlflow: Whether its managed MLflow creates the run of a job.
-        has_model_registry: Whether its registry takes the quality of a model as a file.
         name_end: What stands between a workload's name and what follows it in names of runs.
         payer: AWS service whose prices apply: `sagemaker` or `ec2`; empty: none.
         price_list: Name of these prices for reports.
@@ -72,8 +70,6 @@ class PlatformInfo:
     has_node_pools: bool = False
     needs_training_enum: bool = False
     host_variables: tuple[str, ...] = ()
-    has_mlflow: bool = False
-    has_model_registry: bool = False
     name_end: str = "-"
     payer: str = ""
     price_list: str = ""
@@ -86,8 +82,6 @@ PLATFORM_INFOS: Mapping[PlatformName, PlatformInfo] = MappingProxyType(
             type_prefix=_PREFIX,
             needs_training_enum=True,
             host_variables=("TRAINING_JOB_NAME", "SM_CURRENT_HOST"),
-            has_mlflow=True,
-            has_model_registry=True,
             name_end=NAME_END,
             payer="sagemaker",
             price_list="AWS price list, SageMaker training",
@@ -101,11 +95,6 @@ PLATFORM_INFOS: Mapping[PlatformName, PlatformInfo] = MappingProxyType(
         ),
     }
 )
-
-
-def info_of(platform: str) -> PlatformInfo:
-    """Returns the facts about a platform; empty ones for an unknown name."""
-    return next((info for name, info in PLATFORM_INFOS.items() if name == platform), PlatformInfo())
 
 
 def bare_type(name: str) -> str:

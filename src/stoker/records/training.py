@@ -30,7 +30,6 @@ from stoker.units import numbered, usd, wait_share
 
 # A text is no finite number: NaN, Infinity, -Infinity, or what a script printed.
 Metric = float | str
-_WORDS = ("NaN", "Infinity", "-Infinity")
 # Of a run's folder, for its report.
 FILES_BESIDE = ("metrics.jsonl", "bad_samples.csv")
 
@@ -302,8 +301,8 @@ class Training(Record, frozen=True, kw_only=True):
 
     @property
     def numbers(self) -> dict[str, float]:
-        """The metrics that are numbers."""
-        return numbers_of(self.metrics)
+        """The metrics that are finite numbers."""
+        return {name: value for name, value in self.metrics.items() if isinstance(value, float)}
 
     @property
     def is_unknown(self) -> bool:
@@ -339,15 +338,6 @@ class Training(Record, frozen=True, kw_only=True):
         if self.status == "stopped" and not self.failure:
             return "it was ended before it was done"
         return cause_of(self.failure or "")
-
-
-def numbers_of(metrics: Mapping[str, Metric]) -> dict[str, float]:
-    """Returns the metrics that are numbers, NaN and infinities among them."""
-    return {
-        name: float(value)
-        for name, value in metrics.items()
-        if not isinstance(value, str) or value in _WORDS
-    }
 
 
 class GateResult(Gate, frozen=True, kw_only=True):
@@ -473,8 +463,8 @@ class Evaluation(Record, frozen=True, kw_only=True):
 
     @property
     def numbers(self) -> dict[str, float]:
-        """The metrics that are numbers."""
-        return numbers_of(self.metrics)
+        """The metrics that are finite numbers."""
+        return {name: value for name, value in self.metrics.items() if isinstance(value, float)}
 
 
 def completed(

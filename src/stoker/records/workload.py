@@ -5,7 +5,6 @@ under Attributes; a check that needs more than its type belongs into `workload_f
 profile is measured again if it changes stands in `stoker.pipelines.base`; then `make docs`.
 """
 
-import hashlib
 import re
 import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -49,9 +48,6 @@ _MANAGED = r"arn:aws[a-z-]*:sagemaker:[a-z0-9-]*:[0-9]{12}:mlflow-[a-zA-Z-]*/.*"
 _VERBS = {"profile": "profile", "decision": "decide", "training": "train"}
 # Of a pipeline's run id, in the names of the run's jobs.
 _ID_CHARACTERS = 8
-# Of a run's folder.
-_MAX_RUN_NAME = 63
-_BRANCH_DIGEST = 6
 
 
 class TodaysGroup(Record, frozen=True, kw_only=True):
@@ -570,14 +566,8 @@ class Workload(PlatformSettings, frozen=True, kw_only=True):
             run_id: Id of the pipeline's run.
             branch: Which of the run's training jobs it is; empty: its only one.
         """
-        short = run_id[:_ID_CHARACTERS].lower().strip("-")
-        if not branch:
-            return f"{self.name}-{short}"
-        part = re.sub(r"[^a-z0-9]+", "-", branch.lower()).strip("-")
-        room = _MAX_RUN_NAME - len(f"{self.name}--{short}-profile")
-        if part != branch or len(part) > room:
-            part = hashlib.sha256(branch.encode()).hexdigest()[:_BRANCH_DIGEST]
-        return f"{self.name}-{part}-{short}"
+        parts = (self.name, re.sub(r"[^a-z0-9]+", "-", branch.lower()), run_id[:_ID_CHARACTERS])
+        return "-".join(filter(None, (part.lower().strip("-") for part in parts)))
 
     def profile_keys(self, *, today: TodaysGroup | None = None) -> dict[str, str]:
         """Returns `workload_keys` of the measured hosts, by default of `cluster`.

@@ -110,7 +110,7 @@ def judge_run(
             as_json=as_json,
             parameters={"passed": str(record.passed).lower()},
         )
-        if workload.platform_info.has_model_registry and outputs.out:
+        if workload.platform == "sagemaker" and outputs.out:
             # What the model registry shows: Studio cannot show all of evaluation.json.
             quality = json.dumps(model_quality(trained))
             write_text(evaluation_file.with_name("model-quality.json"), quality)

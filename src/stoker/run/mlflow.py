@@ -17,7 +17,6 @@ from stoker.platforms.base import MLFLOW_FILES, MLFLOW_RUN, MLFLOW_URI, JobSpec
 from stoker.records import Evaluation, TrackingSettings, Training, groups_in_words
 from stoker.records.hyperparameters import shown, values_of
 from stoker.records.outcome import outcome_of
-from stoker.records.platforms import info_of
 from stoker.repeat import within
 from stoker.run.outputs import figures_of
 from stoker.terminal import say
@@ -35,10 +34,9 @@ _VARIABLES = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", MLFLOW_FILES: "true"}
 def start_run(job: JobSpec, *, platform: str) -> JobSpec:
     """Starts or continues the job's run in MLflow; returns the job with its variables."""
     tracking = job.tracking
-    info = info_of(platform)
-    # In its managed MLflow the platform makes the run; a file is not there on other machines.
-    is_made_there = tracking.is_managed and info.has_mlflow
-    if not tracking.mlflow or is_made_there or (tracking.is_local and not info.is_this_machine):
+    # In its managed MLflow SageMaker makes the run; a file is not there on other machines.
+    is_made_there = tracking.is_managed and platform == "sagemaker"
+    if not tracking.mlflow or is_made_there or (tracking.is_local and platform != "local"):
         return job
     run = _asked(tracking, lambda: _run_of(tracking, job.run_name))
     if run is None:
