@@ -67,10 +67,9 @@ def rank_of(
         children_cpu_seconds=children_cpu,
         evidence=Evidence(
             seconds=100 * step,
-            wait_seconds=100 * wait,
             own_cpu_seconds=100 * trainer_cpu,
-            knocks=200,
-            held_knocks=10,
+            looks=200,
+            held_looks=10,
             process_seconds=100 * trainer_cpu,
             children_seconds=100 * children_cpu,
             busy_seconds=100 * (trainer_cpu + children_cpu),

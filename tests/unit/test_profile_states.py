@@ -34,7 +34,7 @@ LATENT = rank_of(
 ALONE = drained(8, 0.110, rate=70.0), drained(1, 0.098, wall=0.100)
 FEW = rank_of(**WAITING | {"workers": 1, "children_cpu": 0.100, "drains": ALONE})
 LOADING = drained(8, 0.070, rate=110.0), drained(1, 0.070)
-STARVED = {"held_knocks": 150, "own_cpu_seconds": 2.0, "other_threads_seconds": 8.0}
+STARVED = {"held_looks": 150, "own_cpu_seconds": 2.0, "process_seconds": 10.0}
 BUSY = {"wait": 0.060, "accelerator": 0.030, "trainer_cpu": 0.030, "children_cpu": 0.165}
 SERIAL = {"wait": 0.070, "accelerator": 0.029, "trainer_cpu": 0.080, "children_cpu": 0.0}
 ALONE_BUSY = rank_of(
@@ -48,7 +48,7 @@ NAMED = {
     "few": (FEW, "workers", "num_workers"),
     "none": (rank_of(**SERIAL, workers=0, drains=LOADING), "workers", "num_workers"),
     "starved": (rank_of(**STARVED), "gil", "gil"),
-    "Python": (rank_of(held_knocks=190, own_cpu_seconds=9.5, trainer_cpu=0.095), "gil", None),
+    "Python": (rank_of(held_looks=190, own_cpu_seconds=9.5, trainer_cpu=0.095), "gil", None),
 }
 
 
@@ -61,8 +61,8 @@ NAMED = {
         ("waiting", ["it waits for its data, not for a CPU"]),
         ("few", ["1 worker for each rank, and the vCPUs are 14% busy"]),
         ("none", ["the main process loads the data itself (num_workers=0)"]),
-        ("starved", ["held at 150 of 200 looks", "another thread of the trainer used 0.8 vCPUs"]),
-        ("Python", ["94% of a step is Python code"]),
+        ("starved", ["lock at 150 of 200 looks", "another thread (0.8 vCPUs)"]),
+        ("Python", ["Python code in the trainer's main thread"]),
     ],
 )
 def test_a_state_is_named_alone_with_its_figures_and_its_fix(name, words):
@@ -129,7 +129,7 @@ THROTTLED = {"periods": 100, "throttled_periods": 80, "throttled_seconds": 6.0}
 def test_a_simulated_quota_that_stops_the_group_is_named_and_counts_as_its_vcpus():
     took = {"wait": 0.060, "accelerator": 0.030, "children_cpu": 0.140}
     drains = (drained(1, 0.140, wall=0.250, rate=8.0),)
-    stopped = rank_of(**took, vcpus=1.5, drains=drains, held_knocks=180, **THROTTLED)
+    stopped = rank_of(**took, vcpus=1.5, drains=drains, held_looks=180, **THROTTLED)
     states = found(stopped)
     # Neither the interpreter lock nor reads: threads of a group that is stopped just stop.
     assert set(states) == {"cpu", "throttled"}

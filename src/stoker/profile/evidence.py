@@ -14,8 +14,8 @@ from stoker.host.usage import (
 )
 from stoker.profile.rank_results import Evidence
 
-# 50 knocks per second in a busy interpreter take 0.3% of a vCPU.
-KNOCK_SECONDS = 0.02
+# 50 looks per second in a busy interpreter take 0.3% of a vCPU.
+LOOK_SECONDS = 0.02
 # Python code gives the lock up after 5 ms, if asked; torch's operations do not hold it as long.
 HELD_SECONDS = 0.004
 
@@ -23,7 +23,7 @@ HELD_SECONDS = 0.004
 class StepWatch:
     """Observes the reading thread's steps, the process's threads and the machine, at little cost.
 
-    While steps are watched, another thread knocks: it sleeps, and measures how long it then waits
+    While steps are watched, another thread looks: it sleeps, and measures how long it then waits
     for the interpreter lock. It does not exist when workers are forked.
 
     Attributes:
@@ -33,30 +33,24 @@ class StepWatch:
     def __init__(self) -> None:
         self.is_reading = False
         self.result = Evidence()
-        self._steps = 0
-        self._wait = self._receive = 0.0
-        self._knocks = self._held_knocks = 0
+        self._steps = self._looks = self._held_looks = 0
         self._began: Evidence | None = None
-        self._tid = 0
         self._is_over = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def got(self, *, wait: float, receive: float, is_counted: bool) -> None:
+    def got(self, *, is_counted: bool) -> None:
         """Records that the reading thread has its batch; steps before `is_counted` are warm-up."""
         self.is_reading = False
         if self._began is not None:
             self._steps += 1
-            self._wait += wait
-            self._receive += receive
         elif is_counted:
-            self._tid = threading.get_native_id()
             self._began = self._sums()
             self._is_over = threading.Event()
-            self._thread = threading.Thread(target=self._knock, name="stoker-watch", daemon=True)
+            self._thread = threading.Thread(target=self._look, name="stoker-watch", daemon=True)
             self._thread.start()
 
     def pause(self) -> None:
-        """Blocks for a moment, until the knocking thread has ended; may be called twice."""
+        """Blocks for a moment, until the looking thread has ended; may be called twice."""
         self.is_reading = False
         if self._thread is None or self._began is None:
             return
@@ -71,9 +65,7 @@ class StepWatch:
         self._began = self._thread = None
 
     def _sums(self) -> Evidence:
-        """Returns all counters as they are now."""
-        process = time.process_time()
-        own, queued = thread_seconds(f"/proc/self/task/{self._tid}")
+        """Returns all counters as they are now, in the reading thread."""
         # Groups are nested, and each may have a quota: the one that stopped it longest counts.
         stopped_seconds, stopped_periods, periods = max(
             (throttling(group) for group in groups_of("cpu")), default=(0.0, 0, 0)
@@ -81,28 +73,25 @@ class StepWatch:
         return Evidence(
             seconds=time.monotonic(),
             steps=self._steps,
-            wait_seconds=self._wait,
-            own_cpu_seconds=own - self._receive,
-            queued_seconds=queued,
-            other_threads_seconds=process - own,
-            process_seconds=process,
+            own_cpu_seconds=time.thread_time(),
+            process_seconds=time.process_time(),
             children_seconds=children_cpu_seconds(),
-            knocks=self._knocks,
-            held_knocks=self._held_knocks,
+            looks=self._looks,
+            held_looks=self._held_looks,
             busy_seconds=machine_cpu_seconds(),
             periods=periods,
             throttled_periods=stopped_periods,
             throttled_seconds=stopped_seconds,
         )
 
-    def _knock(self) -> None:
+    def _look(self) -> None:
         while not self._is_over.is_set():
             _, queued = thread_seconds("/proc/thread-self")
             slept_at = time.monotonic()
-            time.sleep(KNOCK_SECONDS)
-            late = time.monotonic() - slept_at - KNOCK_SECONDS
+            time.sleep(LOOK_SECONDS)
+            late = time.monotonic() - slept_at - LOOK_SECONDS
+            self._looks += 1
             if not self.is_reading:
-                self._knocks += 1
                 # Without the time in which it could run and others had the CPU.
                 late -= thread_seconds("/proc/thread-self")[1] - queued
-                self._held_knocks += late >= HELD_SECONDS
+                self._held_looks += late >= HELD_SECONDS

@@ -5,22 +5,19 @@ import os
 import pstats
 import time
 import warnings
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain, pairwise, repeat
+from itertools import chain, repeat
 from pathlib import Path
-from statistics import fmean
 from typing import NamedTuple, cast
 
-import psutil
 import torch.utils.data
 from torch.utils.data import DataLoader, IterableDataset
 
 from stoker.decide.model import MOST_WORKERS_PER_VCPU, WAITS
 from stoker.feed.timed import num_samples
-from stoker.host.usage import children_cpu_seconds, room_bytes, thread_seconds
+from stoker.host.usage import children_cpu_seconds, thread_seconds
 from stoker.profile.rank_results import Drain
 from stoker.records import TransformCost
 
@@ -33,16 +30,10 @@ _START_SECONDS = 20.0
 _ROUND_SECONDS = 3.0
 _LONGEST_ROUND_SECONDS = 4.0
 _LEAST_SECONDS = 0.5
-# In an error that torch hands on from a worker.
-_TRACEBACK = "Original Traceback (most recent call last)"
 # Workers are idle when they use less than this share of a vCPU in this many polls.
 _IDLE_SHARE = 0.05
 _QUIET_POLLS = 2
 _POLL_SECONDS = 0.1
-# More workers of a loader that waits need memory, and a start each.
-_MOST_TRIED = 64
-_HELD_BATCHES = 3
-_ROOM_PART = 4
 # Functions that are named, those with most time of their own.
 _MAX_FUNCTIONS = 6
 # As long as a name in a record may be.
@@ -55,7 +46,8 @@ class Stamp(NamedTuple):
     pid: int
     cpu: float
     now: float
-    queued: float
+    # Less the time in the run queue: with more workers than vCPUs that is most of it.
+    ready: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +59,8 @@ class StampedCollate:
     def __call__(self, samples: list[object]) -> tuple[object, Stamp]:
         batch = self.collate(samples)
         _, queued = thread_seconds()
-        return batch, Stamp(os.getpid(), time.process_time(), time.monotonic(), queued)
+        now = time.monotonic()
+        return batch, Stamp(os.getpid(), time.process_time(), now, now - queued)
 
 
 def drain(loader: Loader, *, workers: int, seconds: float, iterate: Iterate) -> Drain | None:
@@ -93,28 +86,17 @@ def drain(loader: Loader, *, workers: int, seconds: float, iterate: Iterate) -> 
             is_measured = len(stamps) == workers and min(map(len, stamps.values())) >= 3
             if now >= until + _START_SECONDS or (now >= until and is_measured):
                 break
-    return _summary([*stamps.values()], workers=workers)
-
-
-def _summary(stamps: Sequence[Sequence[Stamp]], *, workers: int) -> Drain | None:
-    pairs = [*chain.from_iterable(map(pairwise, stamps))]
-    if not pairs:
+    spans = [(of[0], of[-1], len(of) - 1) for of in stamps.values() if len(of) > 1]
+    if not spans:
         return None
-    # All workers run only between the last first batch and the first last one.
-    begin = max(of_worker[0].now for of_worker in stamps)
-    end = min(of_worker[-1].now for of_worker in stamps)
-    batches = sum(begin < stamp.now <= end for stamp in chain.from_iterable(stamps))
-    has_rate = len(stamps) == workers and end > begin
+    batches = sum(count for _, _, count in spans)
+    wall = sum(last.ready - first.ready for first, last, _ in spans) / batches
+    rate = sum(count / (last.now - first.now) for first, last, count in spans)
     return Drain(
         workers=workers,
-        cpu_seconds=fmean(later.cpu - earlier.cpu for earlier, later in pairs),
-        # Less the time in the run queue: with more workers than vCPUs that is most of it. The
-        # kernel counts a wait when it ends, which may be after the stamp before it.
-        wall_seconds=fmean(
-            max(0.0, later.now - earlier.now - (later.queued - earlier.queued))
-            for earlier, later in pairs
-        ),
-        batches_per_second=batches / (end - begin) if has_rate else 0.0,
+        cpu_seconds=sum(last.cpu - first.cpu for first, last, _ in spans) / batches,
+        wall_seconds=max(0.0, wall),
+        batches_per_second=rate if len(spans) == workers else 0.0,
     )
 
 
@@ -170,11 +152,8 @@ def shut_down(iterator: object) -> None:
 
 
 def error_words(error: Exception) -> str:
-    text = str(error)
-    if _TRACEBACK in text:
-        # Of a worker: its own error stands at the end.
-        return text.strip().splitlines()[-1][:200]
-    return f"{type(error).__name__}: {' '.join(text.split())[:200]}"
+    """Returns an error in one line: a worker's own error stands at the end of torch's."""
+    return f"{type(error).__name__}: {error}".strip().splitlines()[-1][:200]
 
 
 def worker_counts(*, script: int, vcpus: int, seconds: float) -> list[int]:
@@ -190,22 +169,6 @@ def worker_counts(*, script: int, vcpus: int, seconds: float) -> list[int]:
     counts = [vcpus, 1, max(1, script)]
     counts += (2**power for power in range(1, vcpus.bit_length()) if script < 2**power < vcpus)
     return [*dict.fromkeys(counts)][: max(3, int(seconds / _ROUND_SECONDS))]
-
-
-def waiting_counts(drains: Sequence[Drain], *, vcpus: int, batch_bytes: int) -> list[int]:
-    """Returns more workers than vCPUs, to try for a loader that waits; none if it does not.
-
-    Args:
-        drains: What was measured already.
-        batch_bytes: Size of a batch; each worker holds the one that it makes and two ready ones.
-    """
-    alone = min(drains, key=lambda drain: drain.workers, default=None)
-    if alone is None or alone.wall_seconds <= WAITS * alone.cpu_seconds:
-        return []
-    room = room_bytes(psutil.virtual_memory().available) // _ROOM_PART
-    most = min(_MOST_TRIED, room // max(1, _HELD_BATCHES * batch_bytes))
-    more = (2 * vcpus, MOST_WORKERS_PER_VCPU * vcpus)
-    return [workers for workers in more if workers <= most]
 
 
 def workers_rest(*, seconds: float) -> bool:
@@ -224,34 +187,39 @@ def workers_rest(*, seconds: float) -> bool:
 
 
 def try_workers(
-    loader: Loader, *, vcpus: int, seconds: float, waiting_bytes: int | None, iterate: Iterate
+    loader: Loader, *, vcpus: int, seconds: float, most: int, iterate: Iterate
 ) -> tuple[tuple[Drain, ...], dict[int, str]]:
     """Reads the loader alone at several numbers of workers, for `seconds` in all.
 
     Args:
         vcpus: Of this rank.
-        waiting_bytes: Of a batch: more workers than vCPUs may be tried; None: they may not.
+        most: Workers that may be tried of a loader that waits: more than vCPUs.
 
     Returns:
         What was measured, and by number of workers why it gave no figures.
     """
     drains: dict[int, Drain] = {}
     failed: dict[int, str] = {}
-    counts = deque(worker_counts(script=loader.num_workers, vcpus=vcpus, seconds=seconds))
+    counts = worker_counts(script=loader.num_workers, vcpus=vcpus, seconds=seconds)
     share = max(_LEAST_SECONDS, min(_LONGEST_ROUND_SECONDS, seconds / len(counts)))
     until = time.monotonic() + seconds
-    while counts and (not drains or time.monotonic() < until):
-        workers = counts.popleft()
-        try:
-            if found := drain(loader, workers=workers, seconds=share, iterate=iterate):
-                drains[workers] = found
-        except Exception as err:
-            # A process edge: the dataset is the user's, and may not work in workers at all.
-            failed[workers] = error_words(err)
-        if not counts and waiting_bytes is not None:
-            more = waiting_counts([*drains.values()], vcpus=vcpus, batch_bytes=waiting_bytes)
-            counts += [count for count in more if count not in drains]
-            waiting_bytes = None
+
+    def try_all(counts: Iterable[int]) -> None:
+        for workers in counts:
+            if drains and time.monotonic() >= until:
+                return
+            try:
+                if found := drain(loader, workers=workers, seconds=share, iterate=iterate):
+                    drains[workers] = found
+            except Exception as err:
+                # A process edge: the dataset is the user's, and may not work in workers at all.
+                failed[workers] = error_words(err)
+
+    try_all(counts)
+    alone = drains.get(1)
+    if alone and alone.wall_seconds > WAITS * alone.cpu_seconds:
+        more = {2 * vcpus, MOST_WORKERS_PER_VCPU * vcpus} - drains.keys()
+        try_all(workers for workers in sorted(more) if workers <= most)
     return tuple(drains.values()), failed
 
 
@@ -286,15 +254,15 @@ class _PartsCollate:
 
     def __call__(self, items: list[object]) -> tuple[TransformCost, ...]:
         fetching = self._fetching
-        if fetching:
-            fetching.disable()
-        began = time.thread_time()
-        self._collate(items)
         if fetching is None:
             # In the worker. The first batch imports, opens and fills caches, and does not count.
+            self._collate(items)
             self._until = time.monotonic() + self._seconds
             fetching = self._fetching = cProfile.Profile(time.thread_time)
         else:
+            fetching.disable()
+            began = time.thread_time()
+            self._collate(items)
             self._collate_seconds += time.thread_time() - began
             self._num_samples += len(items) if isinstance(items, list) else num_samples(items)
             if time.monotonic() >= self._until:
@@ -308,13 +276,10 @@ class _PartsCollate:
         rows = pstats.Stats(fetching).stats  # type: ignore[attr-defined]
         seconds = {_name(*place): row[2] for place, row in rows.items()}
         dearest = sorted(seconds, key=seconds.__getitem__, reverse=True)[:_MAX_FUNCTIONS]
-        parts = {
-            "getitem": sum(seconds.values()),
-            **{name: seconds[name] for name in dearest},
-            "collate": self._collate_seconds,
-        }
-        whole = max(parts["getitem"] + self._collate_seconds, 1e-9)
-        for name, cpu_seconds in parts.items():
+        parts = {"getitem": sum(seconds.values()), "collate": self._collate_seconds}
+        whole = max(sum(parts.values()), 1e-9)
+        for name in ("getitem", *dearest, "collate"):
+            cpu_seconds = parts.get(name, seconds.get(name, 0.0))
             yield TransformCost(
                 name=name,
                 within="getitem" if name in dearest else None,

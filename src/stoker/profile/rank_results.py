@@ -19,13 +19,10 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     The *reading thread* is the one that takes batches: the trainer's main thread, as a rule.
 
     Attributes:
-        wait_seconds: Time of the reading thread in next().
-        own_cpu_seconds: CPU of the reading thread outside next().
-        queued_seconds: The reading thread was ready to run and others had the CPU.
-        other_threads_seconds: CPU of the trainer process's other threads.
-        knocks: How often another thread asked for the interpreter lock, the reading thread being
+        own_cpu_seconds: CPU of the reading thread.
+        looks: How often another thread asked for the interpreter lock.
+        held_looks: Looks at which the lock was held for 4 ms or more, the reading thread being
             outside next().
-        held_knocks: Knocks at which the lock was held for 4 ms or more.
         process_seconds: CPU of the trainer process, likewise `children_seconds` of all below it.
         busy_seconds: CPU time of any program on these vCPUs; under a quota, of its group only.
         periods: Periods of the CPU quota; 0: there is no quota.
@@ -34,12 +31,9 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
 
     seconds: float = 0.0
     steps: int = 0
-    wait_seconds: float = 0.0
     own_cpu_seconds: float = 0.0
-    queued_seconds: float = 0.0
-    other_threads_seconds: float = 0.0
-    knocks: int = 0
-    held_knocks: int = 0
+    looks: int = 0
+    held_looks: int = 0
     process_seconds: float = 0.0
     children_seconds: float = 0.0
     busy_seconds: float = 0.0
@@ -48,28 +42,11 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     throttled_seconds: float = 0.0
 
     @property
-    def outside_seconds(self) -> float:
-        return max(0.0, self.seconds - self.wait_seconds)
-
-    @property
-    def held_share(self) -> float:
-        """Share of time outside next() with the interpreter lock held; 0: not known."""
-        return self.held_knocks / max(1, self.knocks)
-
-    @property
-    def idle_seconds(self) -> float:
-        """Seconds in which the reading thread, outside next(), neither ran nor could."""
-        return max(0.0, self.outside_seconds - self.own_cpu_seconds - self.queued_seconds)
-
-    @property
     def stopped_share(self) -> float:
         """Share of the time for which a CPU quota stopped the processes."""
         if self.periods < _MIN_PERIODS or not self.seconds:
             return 0.0
         return min(self.throttled_periods / self.periods, self.throttled_seconds / self.seconds)
-
-
-NOT_WATCHED = Evidence()
 
 
 class Quartiles(msgspec.Struct, frozen=True, kw_only=True):
@@ -183,7 +160,7 @@ class RankResult(msgspec.Struct, kw_only=True):
     steps: int = 0
     as_is: StepTimes | None = None
     children_cpu_seconds: float = 0.0
-    evidence: Evidence = NOT_WATCHED
+    evidence: Evidence = Evidence()
     stocked: StepTimes | None = None
     copies: Copies | None = None
     drains: tuple[Drain, ...] = ()

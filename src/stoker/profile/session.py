@@ -61,7 +61,6 @@ from stoker.profile.steps import (
     TimedSteps,
     Wait,
     WarmUp,
-    host_seconds,
     is_enough,
 )
 from stoker.profile.stock import (
@@ -69,6 +68,7 @@ from stoker.profile.stock import (
     LEAST_BATCHES,
     LEFT_OUT_SECONDS,
     bursts_of,
+    room_for,
     time_copies,
 )
 from stoker.records import write_text
@@ -79,6 +79,8 @@ _SETTLE_SHARE = 0.10
 _PARTS_SHARE = 0.03
 _MOST_PARTS_SECONDS = 2.0
 _MEET_SECONDS = 30.0
+# A worker has the batch that it makes, and two ready ones.
+_HELD_BATCHES = 3
 # How often the results so far are written: they are read if the process is killed.
 _KEEP_SECONDS = 5.0
 # In place of a batch: the epoch has ended.
@@ -257,17 +259,13 @@ class Session:
         rows.ask()
         self._watch.is_reading = True
         asked = self._clock.mark()
-        # Of this thread alone: workers and other threads are counted separately.
-        thread_before = time.thread_time()
         batch = next(epoch.inner, _END)
-        receive = time.thread_time() - thread_before
         if batch is _END:
             self._end_epoch()
             return batch
-        waits = self._waits(asked)
+        steps.got(self._waits(asked), cpu=time.process_time())
         rows.got(num_samples(batch))
-        steps.got(waits, cpu=time.process_time())
-        self._watch.got(wait=host_seconds(waits), receive=receive, is_counted=steps.count > 0)
+        self._watch.got(is_counted=steps.count > 0)
         self._result.steps += 1
         self._result.batch = self._result.batch or facts(batch)
         now = time.monotonic()
@@ -400,12 +398,13 @@ class Session:
         result = self._result
         self._meet("loader-only")
         # Several ranks try the same numbers at once; spawned workers take seconds to come.
-        may_add = result.world_size == 1 and loader.multiprocessing_context is None
+        is_alone = result.world_size == 1 and not loader.multiprocessing_context
+        room = room_for(result.batch, has_workers=True) if result.batch and is_alone else 0
         result.drains, failed = try_workers(
             loader,
             vcpus=max(1, round(result.vcpus) // self._ranks.on_host),
             seconds=_LOADING_SHARE * self._budget,
-            waiting_bytes=result.batch.num_bytes if result.batch and may_add else None,
+            most=room // _HELD_BATCHES,
             iterate=self._iterate,
         )
         for drain in result.drains:

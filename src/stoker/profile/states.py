@@ -19,15 +19,10 @@ from stoker.units import ms, numbered, percentage, size, vcpus_words
 
 # A container that its quota stops in fewer periods hardly notices.
 _MIN_THROTTLED = 0.10
-# A share of this many knocks is known to about 0.1.
-_MIN_KNOCKS = 15
-# A loop of Python code holds the interpreter lock at nearly all knocks, torch's operations at few.
-_MIN_HELD = 0.5
-# Neither running nor ready to, while another thread has a good part of a vCPU.
-_MIN_STARVED = 0.3
-_MIN_OTHER_THREADS = 0.15
-# Alone it hardly waits for data.
-_MIN_OUTSIDE = 0.7
+# A share of this many looks is known to about 0.1.
+_MIN_LOOKS = 15
+# A loop of Python code holds the interpreter lock at nearly all looks, torch's operations at few.
+_MIN_HELD = 0.4
 # Ranks of one training run differ by less.
 _MIN_STRAGGLING = 0.15
 # Taking a batch over from its worker costs this much of a short step, on any worker.
@@ -126,8 +121,14 @@ def _of_processes(ranks: Sequence[RankResult], waiting: RankResult) -> Iterator[
                 f"{seen.periods} periods, {seen.throttled_seconds:.1f} s in {seen.seconds:.1f} s"
             )
             yield "throttled", seen.stopped_share, text + where
-        for share, text in _interpreter_lock(seen):
-            yield "gil", share, text + where
+        held = seen.held_looks / max(1, seen.looks)
+        if seen.looks >= _MIN_LOOKS and held >= _MIN_HELD:
+            others = seen.process_seconds - seen.own_cpu_seconds
+            thread = "Python code in the trainer's main thread"
+            if others > seen.own_cpu_seconds:
+                thread = f"another thread ({others / seen.seconds:.1f} vCPUs)"
+            text = f"GIL-bound main process: {thread} held the interpreter lock at "
+            yield "gil", held, f"{text}{seen.held_looks} of {seen.looks} looks{where}"
     waits = [rank.wait_seconds for rank in ranks if rank is not waiting]
     longer = waiting.wait_seconds - median(waits or [waiting.wait_seconds])
     if longer >= _MIN_STRAGGLING * waiting.step_seconds:
@@ -145,27 +146,6 @@ def _of_processes(ranks: Sequence[RankResult], waiting: RankResult) -> Iterator[
             "a quiet machine"
         )
         yield "other-programs", others / vcpus, text
-
-
-def _interpreter_lock(seen: Evidence) -> Iterator[tuple[float, str]]:
-    """Yields how the lock delays the trainer: its thread waits for it, or always holds it."""
-    outside = seen.outside_seconds
-    if seen.knocks < _MIN_KNOCKS or seen.held_share < _MIN_HELD or not outside:
-        return
-    others = seen.other_threads_seconds / seen.seconds
-    starved = seen.idle_seconds / seen.seconds
-    share = seen.held_share * outside / seen.seconds
-    held = f"the interpreter lock was held at {seen.held_knocks} of {seen.knocks} looks"
-    if seen.own_cpu_seconds >= seen.other_threads_seconds:
-        if outside >= _MIN_OUTSIDE * seen.seconds:
-            why = f"{percentage(share)} of a step is Python code in the trainer's main thread"
-            yield share, f"GIL-bound main process: {held}, and {why}"
-    elif others >= _MIN_OTHER_THREADS and starved >= _MIN_STARVED:
-        why = (
-            f"another thread of the trainer used {others:.1f} vCPUs while the main one waited for "
-            f"{percentage(starved)} of a step"
-        )
-        yield starved, f"GIL-bound main process: {held}, and {why}"
 
 
 def _of_loading(

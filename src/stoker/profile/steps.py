@@ -295,10 +295,6 @@ class TimedSteps:
         )
 
 
-def host_seconds(waits: Sequence[Wait]) -> float:
-    return sum(last.host_seconds - first.host_seconds for first, last in waits)
-
-
 def quartiles(values: Sequence[float], *, workers: int) -> Quartiles:
     """Returns the statistics of steps, over the means of consecutive blocks of them.
 
