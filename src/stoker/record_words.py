@@ -47,7 +47,7 @@ def profile_words(record: Profile) -> str:
     if record.observed and (busy := busy_words(record.observed.gpus)):
         words += f", {busy}"
     if check and not check.explained:
-        words += f", in the state {check.state}" if check.state else ", unexplained"
+        words += ", unexplained"
     return words
 
 

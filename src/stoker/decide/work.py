@@ -280,8 +280,8 @@ def _unexplained(profile: Profile, work: Work) -> Unexplained | None:
         if check.explained:
             return None
         text = f"the parts of the profile miss the measured step by {percentage(abs(check.error))}"
-        if check.state:
-            text += f", which its state explains: {check.state}"
+        if any(state.id == "straggler" for state in profile.states):
+            text += ": all ranks wait for one that is slow"
         return Unexplained(kind="contradiction", text=text)
     evidence = (
         step.loader_cpu_seconds,

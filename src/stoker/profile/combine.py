@@ -6,7 +6,6 @@ from itertools import chain
 
 import msgspec
 
-from stoker.decide.model import Work
 from stoker.decide.work import parts_of
 from stoker.errors import UsageError
 from stoker.feed.timeline import waits_longest
@@ -23,7 +22,6 @@ from stoker.records import (
     ProfiledHost,
     ProfiledLoader,
     ProfileSettings,
-    ProfileState,
     Spread,
     StepTerms,
     TodaysGroup,
@@ -120,7 +118,12 @@ def combine(
     states = find_states(ranks, parts=parts, step=step, gpus=gpus)
     check = None
     if parts:
-        check = _check(parts, step, states, tolerance=settings.max_unexplained)
+        error = parts.step_seconds / step.step_seconds - 1
+        check = Check(
+            predicted_step_seconds=parts.step_seconds,
+            error=error,
+            explained=abs(error) <= settings.max_unexplained,
+        )
     fixes = find_fixes(ranks, parts=parts, step=step, states=states)
     return msgspec.structs.replace(profile, check=check, states=states, fixes=fixes)
 
@@ -249,15 +252,3 @@ def _epochs_of(rank: RankResult) -> EpochTimes | None:
         start = EpochPause(seconds=seconds, low_seconds=seconds, high_seconds=seconds, count=0)
     # The script's warm-up is in the mean of its steps.
     return msgspec.structs.replace(times, start=start, inside_seconds=None)
-
-
-def _check(
-    parts: Work, step: StepTerms, states: Sequence[ProfileState], *, tolerance: float
-) -> Check:
-    """Returns whether the parts add up to the step; if not, the state that has the rest."""
-    predicted = parts.step_seconds
-    error = predicted / step.step_seconds - 1
-    is_explained = abs(error) <= tolerance
-    is_one_slow = any(state.id == "straggler" for state in states)
-    state = "straggler" if is_one_slow and not is_explained else None
-    return Check(predicted_step_seconds=predicted, error=error, explained=is_explained, state=state)

@@ -94,9 +94,9 @@ def _verdict(profile: Profile, *, busy: str) -> str:
     check = profile.check
     if busy:
         return f"{waiting}. {capital(busy)}; {AGAIN}."
-    if check and check.state == "straggler":
-        return f"{waiting}: all ranks wait for one that is slow."
-    if check and not check.explained and not check.state:
+    if check and not check.explained:
+        if any(state.id == "straggler" for state in profile.states):
+            return f"{waiting}: all ranks wait for one that is slow."
         return f"{waiting}, but the parts do not add up to it: unexplained."
     if profile.unmeasured:
         return f"{waiting}; what making it costs on the same CPUs is not known."
@@ -150,8 +150,7 @@ def _check(profile: Profile) -> Iterator[str]:
         f"{ms(profile.step.step_seconds)} ({error})"
     )
     if not check.explained:
-        why = f"the rest is the state {check.state}" if check.state else "unexplained"
-        text += f": {why}, so stoker recommends no other hosts"
+        text += ": unexplained, so stoker recommends no other hosts"
     yield text
 
 

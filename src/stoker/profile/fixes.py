@@ -2,10 +2,11 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from itertools import chain
 
-from stoker.decide.model import LEAST_GAIN, WAITS, Work, more_workers, terms
-from stoker.profile.rank_results import HOST, Copies, RankResult
+from msgspec.structs import replace
+
+from stoker.decide.model import LEAST_GAIN, WAITS, Cluster, Work, more_workers, terms
+from stoker.profile.rank_results import HOST, RankResult
 from stoker.profile.states import saved_by
 from stoker.records import Fix, ProfileState, StepTerms
 from stoker.units import numbered, size
@@ -13,10 +14,15 @@ from stoker.units import numbered, size
 # Less than this share of a step is not worth a line.
 _MIN_GAIN = 0.05
 _MIN_FLOAT_BYTES = 1 << 20
-_PIN = "pin_memory=True, and non_blocking=True where batches are copied to the accelerator"
-_AHEAD = (
-    "stoker.to_device(loader, device), with pin_memory=True: it copies the next batch while the "
-    "accelerator works on this one"
+_PIN = Fix(
+    id="pin_memory",
+    text="pin_memory=True, and non_blocking=True where batches are copied to the accelerator",
+)
+_AHEAD = Fix(
+    id="to_device",
+    text="stoker.to_device(loader, device), with pin_memory=True: it copies the next batch while "
+    "the accelerator works on this one",
+    cost="small",
 )
 _OF_STATES = (
     Fix(
@@ -66,14 +72,12 @@ def find_fixes(
         step: The profile's step.
         states: The states of the profile.
     """
-    slowest = max(ranks, key=lambda rank: rank.compute_seconds)
-    fixes = [
-        *chain(
-            _more_workers(ranks, parts=parts, step=step),
-            _persistent_workers(ranks[0], step=step),
-            _fixes_of_transfer(slowest, parts=parts),
-        )
-    ]
+    named = {state.id for state in states}
+    fixes = [fix for fix in _OF_STATES if fix.id in named]
+    fixes += _persistent_workers(ranks[0], step=step)
+    fixes += _fixes_of_transfer(max(ranks, key=lambda rank: rank.compute_seconds), parts=parts)
+    if parts and (better := more_workers(parts)):
+        fixes += _more_workers(ranks, parts=parts, better=better, step=step)
     images = sum(rank.batch.float_image_bytes for rank in ranks if rank.batch)
     if images >= _MIN_FLOAT_BYTES:
         # A byte in place of a float of four: pictures were read as bytes, and divided by 255.
@@ -82,18 +86,13 @@ def find_fixes(
             f"become {size(images / 4)} (normalise there)"
         )
         fixes.append(Fix(id="uint8", text=text, cost="small"))
-    named = {state.id for state in states}
-    fixes += (fix for fix in _OF_STATES if fix.id in named)
     return tuple(sorted(fixes, key=lambda fix: -(fix.saves_seconds or 0.0)))
 
 
 def _more_workers(
-    ranks: Sequence[RankResult], *, parts: Work | None, step: StepTerms
+    ranks: Sequence[RankResult], *, parts: Work, better: Cluster, step: StepTerms
 ) -> Iterator[Fix]:
-    better = more_workers(parts) if parts else None
     loader = ranks[0].loader
-    if parts is None or better is None:
-        return
     # Nor can workers make them: of a dataset on an accelerator, or one that the loop changes.
     if not parts.workers and loader is not None and loader.shippable and loader.shippable.why:
         return
@@ -140,26 +139,12 @@ def _fixes_of_transfer(slowest: RankResult, *, parts: Work | None) -> Iterator[F
     copies = slowest.copies
     if parts is None or copies is None:
         if slowest.taken.clock != HOST and not slowest.pin_memory:
-            yield Fix(id="pin_memory", text=_PIN)
+            yield _PIN
         return
-    computing = slowest.compute_seconds - min(copies.seconds, slowest.compute_seconds)
-    if not copies.is_pinned:
-        pinned = _saved(slowest, parts, copies, step_seconds=computing + copies.pinned_seconds)
-        if pinned:
-            yield Fix(id="pin_memory", text=_PIN, saves_seconds=pinned)
-    # Copied beside the step before: the longer of the two counts.
-    ahead = max(computing, copies.pinned_seconds)
-    if saves := _saved(slowest, parts, copies, step_seconds=ahead):
-        yield Fix(id="to_device", text=_AHEAD, saves_seconds=saves, cost="small")
-
-
-def _saved(
-    slowest: RankResult, parts: Work, copies: Copies, *, step_seconds: float
-) -> float | None:
-    """Returns what a shorter step without loading saves of today's; None: not worth a line."""
-    # One thread of the trainer pins all batches; without workers it is the one that trains.
-    reached = step_seconds + copies.pin_seconds
-    if slowest.num_workers:
-        reached = max(step_seconds, copies.pin_seconds)
-    saved = saved_by(parts, seconds=max(0.0, slowest.compute_seconds - reached))
-    return saved if saved >= LEAST_GAIN * parts.step_seconds else None
+    waiting = min(copies.seconds, slowest.compute_seconds)
+    # Copied beside the step before: what takes longer than that is left.
+    left = max(0.0, copies.pinned_seconds - (slowest.compute_seconds - waiting))
+    for fix, seconds in ((_PIN, copies.pinned_seconds), (_AHEAD, left)):
+        saves = saved_by(parts, seconds=max(0.0, waiting - seconds))
+        if saves >= LEAST_GAIN * parts.step_seconds:
+            yield replace(fix, saves_seconds=saves)

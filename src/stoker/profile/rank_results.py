@@ -85,14 +85,12 @@ class Copies(msgspec.Struct, frozen=True, kw_only=True):
         pinned_seconds: From pinned memory.
         copied_bytes: Of the batch.
         is_pinned: It lies in pinned memory.
-        pin_seconds: Time of a thread that pins the batch, as with `pin_memory`; 0: it is pinned.
     """
 
     seconds: float
     pinned_seconds: float
     copied_bytes: int
     is_pinned: bool = False
-    pin_seconds: float = 0.0
 
 
 class Drain(msgspec.Struct, frozen=True, kw_only=True):

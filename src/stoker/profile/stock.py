@@ -115,16 +115,13 @@ def time_copies(batch: object, device: str) -> Copies | None:
             torch.empty_like(tensor, device=device)
         # Once: a worker's pages are mapped when they are read first.
         seconds = copy_seconds(tensors, times=1)
-        began = time.monotonic()
         pinned = [tensor.pin_memory() for tensor in tensors]
-        pin_seconds = time.monotonic() - began
         is_pinned = all(tensor.is_pinned() for tensor in tensors)
         return Copies(
             seconds=seconds,
             pinned_seconds=copy_seconds(pinned, times=_COPIES),
             copied_bytes=sum(tensor.nbytes for tensor in tensors),
             is_pinned=is_pinned,
-            pin_seconds=0.0 if is_pinned else pin_seconds,
         )
     except RuntimeError:
         return None

@@ -333,13 +333,11 @@ class Check(Record, frozen=True, kw_only=True):
         predicted_step_seconds: Step computed from the parts, in seconds.
         error: predicted / measured - 1.
         explained: Whether the error is within `profile.max_unexplained`.
-        state: The state that explains a step which the parts do not.
     """
 
     predicted_step_seconds: NonNegativeFloat
     error: float
     explained: bool
-    state: Name | None = None
 
 
 class TransformCost(Record, frozen=True, kw_only=True):
