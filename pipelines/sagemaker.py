@@ -50,7 +50,7 @@ def build(run: PipelineRun) -> Pipeline:
     train = run.step(
         "Train",
         f"stoker step train {WORKLOAD} --decision {INPUT}/decision/decision.json "
-        f"--out {OUTPUT}/training/training.json --yes --name",
+        f"--out {OUTPUT}/training/training.json --name",
         run.job_name,
         inputs={"workload": workload, "decision": decide.outputs["decision"]},
         outputs=["training"],
@@ -61,7 +61,7 @@ def build(run: PipelineRun) -> Pipeline:
     # It reads the run's whole folder: the service refuses an input that does not exist.
     evaluate = run.step(
         "Evaluate",
-        f"stoker step evaluate {INPUT}/run/workload/workload.json --always "
+        f"stoker step evaluate {INPUT}/run/workload/workload.json "
         f"--profile {INPUT}/run/profile/profile.json --decision {INPUT}/run/decision/decision.json "
         f"--training {INPUT}/run/training/training.json "
         f"--out {OUTPUT}/evaluation/evaluation.json --report {OUTPUT}/evaluation/report.html",

@@ -59,7 +59,7 @@ def build(run: PipelineRun) -> Pipeline:
     train = run.step(
         "Train",
         f"stoker step train {WORKLOAD} --decision {INPUT}/decision/decision.json "
-        f"--out {OUTPUT}/training/training.json --yes --name",
+        f"--out {OUTPUT}/training/training.json --name",
         run.job_name,
         inputs={"workload": workload, "decision": decide.outputs["decision"]},
         outputs=["training"],
@@ -79,7 +79,7 @@ def build(run: PipelineRun) -> Pipeline:
     )
     evaluate = run.step(
         "Evaluate",
-        f"stoker step evaluate {RECORDS}/workload/workload.json --always "
+        f"stoker step evaluate {RECORDS}/workload/workload.json "
         f"--profile {RECORDS}/profile/profile.json --decision {RECORDS}/decision/decision.json "
         f"--training {RECORDS}/training/training.json "
         f"--out {OUTPUT}/evaluation/evaluation.json --report {OUTPUT}/evaluation/report.html",

@@ -24,7 +24,7 @@ VERBS = {
     "profile": EVERY | flags("budget training-job platform out yes"),
     "decide": EVERY
     | flags("workload objective max-usd-per-hour prices group as platform")
-    | flags("instance-type step-seconds accelerator-step-seconds vcpus-needed out summary")
+    | flags("instance-type step-seconds accelerator-step-seconds vcpus-needed out")
     | flags("executor-input"),
     "train": EVERY
     | flags("platform decision group replace-dataloader dry-run name out prices max-usd yes"),

@@ -65,7 +65,7 @@ def refused(*words: str, cwd: Path) -> str:
 def test_profile_takes_the_one_that_it_is_given(folder):
     profile = (folder / "profile.json").read_text()
     given = {"workload": WORKLOAD, "param_reuse_profile": profile, "params": '{"epochs": 7}'}
-    words = ("step", "profile", "--out=out/profile", "--summary=out/words.md", "--yes")
+    words = ("step", "profile", "--out=out/profile")
     told_it = executor_input(folder, "resolved", image="i:1", run_id="r", **given)
     succeeds(*words, "--executor-input", told_it, cwd=folder)
     assert read_json(folder / "out" / "profile", Profile) == sample_records.profile()
@@ -96,7 +96,6 @@ def test_evaluate_compares_with_the_champion_and_its_gate_promotes_or_fails(fold
             "--training=t.json",
             "--out=evaluation",
             "--report=report",
-            "--always",
             "--executor-input",
             told_it,
         )
@@ -169,21 +168,20 @@ def test_inputs_that_are_left_out_are_as_the_workload_says(folder):
         succeeds(*words, "--executor-input", told_it, cwd=folder)
 
     profile = to_json(sample_records.profile())
-    words = ("step", "profile", "--out=p.json", "--yes")
+    words = ("step", "profile", "--out=p.json")
     step("profile", *words, parameters=("resolved",), param_reuse_profile=profile, run_id="1")
-    words = ("decide", "p.json", "--out=d.json", "--summary=summary.md")
+    words = ("decide", "p.json", "--out=d.json")
     step("decide", *words, parameters=("action", "verdict"))
     made = read_json(folder / "d.json", Decision)
     assert made.objective == "time"
     assert told(folder)[0] == {"action": made.action, "verdict": made.verdict}
-    assert (folder / "summary.md").read_text().startswith("# Decision\n")
     assert not [plan for plan in made.plans if len(plan.groups) > 1]
-    words = ("step", "train", "--decision=d.json", "--out=t.json", "--always", "--yes")
+    words = ("step", "train", "--decision=d.json", "--out=t.json", "--always")
     step("train", *words, parameters=("status",), run_id="1234567890")
     assert told(folder)[0]["status"] == "succeeded"
     assert read_json(folder / "t.json", Training).job.name == "mini-12345678"
     words = ("step", "evaluate", "--profile=p.json", "--decision=d.json", "--training=t.json")
-    step("evaluate", *words, "--out=e.json", "--always", parameters=("passed",))
+    step("evaluate", *words, "--out=e.json", parameters=("passed",))
     evaluation = read_json(folder / "e.json", Evaluation)
     assert [gate.min for gate in evaluation.gates] == [2]
     write_json(folder / "e.json", Evaluation(passed=True))
@@ -209,7 +207,7 @@ def test_the_last_word_of_a_run_is_how_it_ended(folder, outcome, words):
 
 def test_a_failed_training_fails_its_step_unless_always_is_asked_for(folder):
     workload = json.dumps({"name": "bad", "command": [sys.executable, "-c", "raise SystemExit(9)"]})
-    words = ["step", "train", workload, "--yes", "--out=record"]
+    words = ["step", "train", workload, "--out=record"]
     words += ["--name=bad-12345678"]
     assert stoker(*words, cwd=folder).returncode == 6
     told_it = executor_input(folder, "status")
@@ -218,11 +216,3 @@ def test_a_failed_training_fails_its_step_unless_always_is_asked_for(folder):
     training = read_json(folder / "record", Training)
     assert (parameters["status"], training.exit_code) == ("failed", 9)
     assert training.job.name == "bad-12345678"
-
-
-def test_a_model_is_copied_to_where_it_is_to_stay(folder):
-    script = "import os; open(os.environ['SM_MODEL_DIR'] + '/weights', 'w').write('w')"
-    workload = json.dumps({"name": "model", "command": [sys.executable, "-c", script]})
-    succeeds("step", "train", workload, "--yes", "--out=record", "--model=kept/model", cwd=folder)
-    assert (folder / "kept" / "model" / "weights").read_text() == "w"
-    assert json.loads((folder / "record").read_text())["model_uri"] == "kept/model"

@@ -17,7 +17,6 @@ from stoker.cli.options import (
     RecordFile,
     ReplaceDataLoader,
     Report,
-    Summary,
     Values,
     Words,
     WorkloadFile,
@@ -74,7 +73,7 @@ def profile(
     from stoker.run.advising import measure, observe
     from stoker.run.cost import todays_cluster
     from stoker.run.folders import run_dir_of
-    from stoker.run.outputs import Outputs, deliver
+    from stoker.run.outputs import deliver
     from stoker.run.workloads import resolve
 
     if training_job:
@@ -94,7 +93,7 @@ def profile(
         is_alone=True,
         assume_yes=yes or as_json,
     )
-    deliver(record, outputs=Outputs(out=out), explain=explain, as_json=as_json)
+    deliver(record, out=out, explain=explain, as_json=as_json)
 
 
 @app.command()
@@ -213,7 +212,6 @@ def decide(
     prices: Prices = None,
     platform: Platform = None,
     out: Out = None,
-    summary: Summary = None,
     executor_input: ExecutorInput = None,
     values: Values = None,
     overrides: Overrides = None,
@@ -232,7 +230,7 @@ def decide(
     from stoker.decide import TakeAs
     from stoker.records import StepTerms
     from stoker.run.advising import decide_for
-    from stoker.run.outputs import Outputs, read_step
+    from stoker.run.outputs import read_step
 
     step = read_step(executor_input)
     keys = {
@@ -259,7 +257,8 @@ def decide(
         groups=groups or (),
         prices=prices,
         overrides=sets_of(values, overrides, keys),
-        outputs=Outputs(out=out, summary=summary, step=step),
+        out=out,
+        kubeflow=step,
         as_json=as_json,
     )
 
@@ -315,7 +314,6 @@ def train(
     stoker train configs/mnist.yaml --decision decision.json
     stoker train --group dnn=1 --group data=local.c1:1 -- python train.py
     """
-    from stoker.run.outputs import Outputs
     from stoker.run.train import plan_of, request_text, train_run
     from stoker.run.workloads import resolve
 
@@ -335,7 +333,7 @@ def train(
         decision=chosen,
         name=name,
         prices=prices,
-        outputs=Outputs(out=out),
+        out=out,
         as_json=as_json,
         assume_yes=yes or as_json,
     )
@@ -365,7 +363,6 @@ def evaluate(
     stoker evaluate w.yaml --profile p.json --decision d.json --training t.json
     """
     from stoker.run.judging import judge_run
-    from stoker.run.outputs import Outputs
     from stoker.run.workloads import read_with_params
 
     return judge_run(
@@ -374,7 +371,7 @@ def evaluate(
         decision_file=decision,
         training_file=training,
         champion=champion,
-        outputs=Outputs(out=out),
+        out=out,
         report=report,
         as_json=as_json,
     )

@@ -128,16 +128,6 @@ Params = Annotated[
     ),
 ]
 # Of the steps of pipelines.
-Summary = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="F",
-        dir_okay=False,
-        writable=True,
-        hidden=True,
-        help="Also write a summary in Markdown to this file.",
-    ),
-]
 ExecutorInput = Annotated[
     str | None,
     typer.Option(
@@ -145,8 +135,4 @@ ExecutorInput = Annotated[
         hidden=True,
         help="In a step of Kubeflow: the value of {{$}}, with its inputs and outputs.",
     ),
-]
-Always = Annotated[
-    bool,
-    typer.Option(help="Exit with 0 though the training failed or its record is lost: see it."),
 ]

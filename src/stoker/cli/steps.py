@@ -10,14 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from stoker.cli.options import (
-    Always,
     Champion,
     ExecutorInput,
     Out,
     Params,
     RecordFile,
     Report,
-    Summary,
     WorkloadIfAny,
 )
 
@@ -26,7 +24,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 Name = Annotated[str | None, typer.Option(metavar="NAME", help="Name of its job.")]
-Yes = Annotated[bool, typer.Option("--yes", help="Nothing is asked in any case.")]
 
 
 @app.command()
@@ -42,9 +39,7 @@ def profile(
         ),
     ] = None,
     out: Out = None,
-    summary: Summary = None,
     executor_input: ExecutorInput = None,
-    yes: Yes = True,
 ) -> None:
     """Apply a run's parameters, and get its profile.
 
@@ -60,7 +55,7 @@ def profile(
     from stoker.run.advising import measure, profile_of_run
     from stoker.run.cost import todays_cluster
     from stoker.run.folders import run_dir_of
-    from stoker.run.outputs import Outputs, deliver, read_step
+    from stoker.run.outputs import deliver, read_step
     from stoker.run.workloads import read_with_params
 
     step = read_step(executor_input)
@@ -77,13 +72,14 @@ def profile(
             run_dir=run_dir_of(record, name=name and f"{name}-profile", kind="profile"),
             may_go_on=bool(name),
             is_alone=True,
-            assume_yes=yes,
+            assume_yes=True,
         )
 
     given = str(run_values(params, workload=record).get("reuse_profile", ""))
     deliver(
         profile_of_run(record, given=given, measure=measured),
-        outputs=Outputs(out=out, summary=summary, step=step),
+        out=out,
+        step=step,
         explain=explain,
         # What all later steps read.
         parameters={"resolved": workload_text(record)},
@@ -94,26 +90,22 @@ def profile(
 def train(
     workload: WorkloadIfAny = None,
     *,
-    always: Always = False,
+    always: Annotated[
+        bool, typer.Option(help="Exit with 0 though the training failed: see its record.")
+    ] = False,
     decision: Annotated[
         Path | None, typer.Option(metavar="D", help="The decision.json of the run.")
     ] = None,
     name: Name = None,
-    model: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Copy the trained model to this folder."),
-    ] = None,
     out: Out = None,
-    summary: Summary = None,
     executor_input: ExecutorInput = None,
-    yes: Yes = True,
 ) -> int:
     """Train on the cluster that a pipeline's run has decided on.
 
     \b
     stoker step train w.yaml --name mnist-1 --decision d.json
     """
-    from stoker.run.outputs import Outputs, read_step
+    from stoker.run.outputs import read_step
     from stoker.run.train import plan_of, train_run
     from stoker.run.workloads import resolve
 
@@ -125,8 +117,9 @@ def train(
         hosts,
         decision=chosen,
         name=name or step.run_name(record),
-        outputs=Outputs(out=out, summary=summary, model=model, step=step),
-        assume_yes=yes,
+        out=out,
+        step=step,
+        assume_yes=True,
         # A pipeline's last step notifies of its run, or the step that judges the training.
         is_step=True,
         always=always,
@@ -137,23 +130,21 @@ def train(
 def evaluate(
     workload: WorkloadIfAny = None,
     *,
-    always: Always = False,
     profile: RecordFile,
     decision: RecordFile,
     training: RecordFile,
     champion: Champion = "",
     out: Out = None,
-    summary: Summary = None,
     report: Report = None,
     executor_input: ExecutorInput = None,
 ) -> int:
     """Judge a pipeline's training run.
 
     \b
-    stoker step evaluate w.yaml --profile p.json --decision d.json --training t.json --always
+    stoker step evaluate w.yaml --profile p.json --decision d.json --training t.json
     """
     from stoker.run.judging import judge_run
-    from stoker.run.outputs import Outputs, read_step
+    from stoker.run.outputs import read_step
     from stoker.run.workloads import read_with_params
 
     step = read_step(executor_input)
@@ -163,9 +154,10 @@ def evaluate(
         decision_file=decision,
         training_file=training,
         champion=champion or step.inputs.get("champion", ""),
-        outputs=Outputs(out=out, summary=summary, step=step),
+        out=out,
+        step=step,
         report=report,
-        always=always,
+        is_step=True,
     )
 
 

@@ -46,7 +46,6 @@ try:
         Artifact,
         ContainerSpec,
         Input,
-        Markdown,
         Metrics,
         Model,
         Output,
@@ -369,7 +368,6 @@ def _container(image: str, verb: str, *words: str) -> ContainerSpec:
 def profile(
     profile: Output[Artifact],
     metrics: Output[Metrics],
-    summary: Output[Markdown],
     resolved: OutputText,
     image: str,
     workload: str,
@@ -390,12 +388,9 @@ def profile(
         branch: Part of the job's name, for a run that trains more than once.
         profile: profile.json.
         metrics: Seconds per step, in total and for each part.
-        summary: The verdict in words.
         resolved: The workload with the run's parameters, as JSON: what all later steps read.
     """
-    return _container(
-        image, "step profile", f"--out={profile.path}", f"--summary={summary.path}", "--yes"
-    )
+    return _container(image, "step profile", f"--out={profile.path}")
 
 
 @dsl.container_component  # type: ignore[untyped-decorator]
@@ -403,7 +398,6 @@ def decide(
     profile: Input[Artifact],
     decision: Output[Artifact],
     metrics: Output[Metrics],
-    summary: Output[Markdown],
     action: OutputText,
     verdict: OutputText,
     image: str,
@@ -417,13 +411,10 @@ def decide(
         workload: The workload, as JSON.
         decision: decision.json.
         metrics: Predictions for the chosen plan.
-        summary: The plans and the reasons, in words.
         action: keep, tune, scale_up, heterogeneous or scale_out.
         verdict: sure, probable, none or unknown. A probable plan is not followed.
     """
-    return _container(
-        image, "decide", profile.path, f"--out={decision.path}", f"--summary={summary.path}"
-    )
+    return _container(image, "decide", profile.path, f"--out={decision.path}")
 
 
 @dsl.container_component  # type: ignore[untyped-decorator]
@@ -431,7 +422,6 @@ def train(
     decision: Input[Artifact],
     training: Output[Artifact],
     metrics: Output[Metrics],
-    summary: Output[Markdown],
     model: Output[Model],
     status: OutputText,
     image: str,
@@ -449,7 +439,6 @@ def train(
         branch: Part of the job's name, for a run that trains more than once.
         training: training.json.
         metrics: Metrics that the script reported, and seconds per step.
-        summary: The training in words.
         model: Address of the trained model.
         status: succeeded, failed or stopped. A failed training run does not fail this step.
     """
@@ -458,10 +447,7 @@ def train(
         "step train",
         f"--decision={decision.path}",
         f"--out={training.path}",
-        f"--summary={summary.path}",
-        f"--model={model.path}",
         "--always",
-        "--yes",
     )
 
 
@@ -473,7 +459,6 @@ def evaluate(
     evaluation: Output[Artifact],
     report: Output[HTML],
     metrics: Output[Metrics],
-    summary: Output[Markdown],
     passed: OutputText,
     image: str,
     workload: str,
@@ -494,7 +479,6 @@ def evaluate(
         evaluation: evaluation.json.
         report: Report on the whole run, an HTML page.
         metrics: The gate's metrics, speed and cost.
-        summary: The verdict in words.
         passed: true or false.
     """
     return _container(
@@ -505,8 +489,6 @@ def evaluate(
         f"--training={training.path}",
         f"--out={evaluation.path}",
         f"--report={report.path}",
-        f"--summary={summary.path}",
-        "--always",
     )
 
 

@@ -33,7 +33,7 @@ from stoker.records import (
 from stoker.records.base import mapping, text
 from stoker.records.workload import own_keys, refuse_foreign
 from stoker.run.cost import confirm, parse_groups
-from stoker.run.outputs import Outputs, deliver
+from stoker.run.outputs import KubeflowStep, deliver
 from stoker.run.progress import Follow
 from stoker.run.workloads import is_file_of_workload, read_with_params
 from stoker.terminal import print_result, relative, say
@@ -241,7 +241,8 @@ def decide_for(
     groups: Sequence[str],
     prices: Path | None,
     overrides: Sequence[str],
-    outputs: Outputs,
+    out: Path | None,
+    kubeflow: KubeflowStep,
     as_json: bool,
 ) -> None:
     """Ranks the clusters, writes and prints the decision; refuses another workload's profile.
@@ -255,7 +256,8 @@ def decide_for(
         groups: Further cluster that is ranked.
         prices: File of prices that adds to the catalog.
         overrides: Keys of the workload that are set.
-        outputs: Where the record goes.
+        out: File of the record.
+        kubeflow: The step of a pipeline there.
         as_json: Whether JSON is printed.
     """
     named = read_with_params(workload_file, overrides=overrides) if workload_file else None
@@ -278,7 +280,7 @@ def decide_for(
     }
     workload = named or workload_from(made_up, overrides=overrides)
     # A step's profile was paid: a type that is allowed by a wrong name is no error then.
-    is_step = bool(pipeline_run() or outputs.step.output_file)
+    is_step = bool(pipeline_run() or kubeflow.output_file)
     is_service_type = (lambda name: True) if is_step else is_training_type
     catalog = catalog_of(workload, prices, is_service_type=is_service_type)
     if file and take_as is None:
@@ -307,7 +309,8 @@ def decide_for(
         decision = with_age(decision, profile, named)
     deliver(
         decision,
-        outputs=outputs,
+        out=out,
+        step=kubeflow,
         explain=explain,
         as_json=as_json,
         parameters={"action": decision.action, "verdict": decision.verdict},

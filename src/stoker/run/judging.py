@@ -29,7 +29,7 @@ from stoker.records import (
 from stoker.records.base import item_at, mapping, mappings, text
 from stoker.records.outcome import outcome_of, outcome_of_gates
 from stoker.run.folders import RunFiles
-from stoker.run.outputs import Outputs, deliver
+from stoker.run.outputs import NO_STEP, KubeflowStep, deliver
 from stoker.run.train import concluding
 from stoker.run.webhook import RunEnding, post
 
@@ -50,10 +50,11 @@ def judge_run(
     decision_file: Path,
     training_file: Path,
     champion: str,
-    outputs: Outputs,
+    out: Path | None,
+    step: KubeflowStep = NO_STEP,
     report: Path | None,
     as_json: bool = False,
-    always: bool = False,
+    is_step: bool = False,
 ) -> int:
     """Judges a run, keeps what its pipeline needs, and notifies; returns the exit code.
 
@@ -63,15 +64,16 @@ def judge_run(
         decision_file: The run's decision.
         training_file: The run's training.
         champion: Names the model in use; empty: none is configured.
-        outputs: Where the evaluation goes.
+        out: File of the evaluation.
+        step: Of Kubeflow.
         report: File of the HTML report; None: none is written.
         as_json: Whether the evaluation is printed as JSON.
-        always: Whether a run without a record has failed, and the exit code is 0 in any case.
+        is_step: Whether a run without a record has failed, and the exit code is 0 in any case.
     """
     run = pipeline_run()
-    evaluation_file = outputs.out or Path("evaluation.json")
+    evaluation_file = out or Path("evaluation.json")
     # A pipeline judges every run: one whose hosts died without a record has failed.
-    is_lost = always and not training_file.is_file()
+    is_lost = is_step and not training_file.is_file()
     if is_lost:
         training_file = evaluation_file.with_name("training.json")
     files = RunFiles(
@@ -83,7 +85,7 @@ def judge_run(
         profile_folder=profile_file.parent,
     )
     # On Kubeflow the run's last step notifies, and who types this command sees the result.
-    is_told = bool(run) and not outputs.step.output_file
+    is_told = bool(run) and not step.output_file
     with concluding(files, workload, run=run, step="evaluate", is_told=is_told) as ending:
         decision = read_json(decision_file, Decision)
         if is_lost:
@@ -105,12 +107,13 @@ def judge_run(
         )
         deliver(
             record,
-            outputs=outputs,
+            out=out,
+            step=step,
             explain=evaluation_table,
             as_json=as_json,
             parameters={"passed": str(record.passed).lower()},
         )
-        if workload.platform == "sagemaker" and outputs.out:
+        if workload.platform == "sagemaker" and out:
             # What the model registry shows: Studio cannot show all of evaluation.json.
             quality = json.dumps(model_quality(trained))
             write_text(evaluation_file.with_name("model-quality.json"), quality)
@@ -119,7 +122,7 @@ def judge_run(
         outcome = outcome_of(trained, record.gates)
         ending.warnings = record.warnings
         ending.take(outcome)
-    return 0 if always else outcome.exit_code
+    return 0 if is_step else outcome.exit_code
 
 
 def champion_metrics(named: str, *, workload: Workload) -> dict[str, float] | None:

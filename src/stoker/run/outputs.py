@@ -8,7 +8,6 @@ metrics only by writing the file `outputs.outputFile`.
 import json
 import math
 import shlex
-import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -77,10 +76,13 @@ class KubeflowStep:
         return [f"{name}={value}" for name, value in found.items()]
 
 
+NO_STEP = KubeflowStep()
+
+
 def read_step(written: str | None) -> KubeflowStep:
     """Reads what Kubeflow puts in place of `{{$}}`; raises UsageError for another text."""
     if not written:
-        return KubeflowStep()
+        return NO_STEP
     document = _document(written)
     outputs = mapping(document, "outputs")
     artifacts = {}
@@ -117,26 +119,11 @@ def _as_text(value: Json) -> str:
     return json.dumps(value, sort_keys=True)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outputs:
-    """Where a component's outputs go; without `out`, the record is NAME.json here.
-
-    Attributes:
-        out: File of the record.
-        summary: File of a summary in Markdown.
-        model: Folder to which the model is copied.
-    """
-
-    out: Path | None = None
-    summary: Path | None = None
-    model: Path | None = None
-    step: KubeflowStep = KubeflowStep()
-
-
 def deliver(
     record: RecordT,
     *,
-    outputs: Outputs,
+    out: Path | None,
+    step: KubeflowStep = NO_STEP,
     explain: Callable[[RecordT], str],
     as_json: bool = False,
     parameters: Mapping[str, str] = MappingProxyType({}),
@@ -146,21 +133,19 @@ def deliver(
 
     Args:
         record: The component's record.
-        outputs: Where it goes.
+        out: Its file. None: NAME.json here.
+        step: Of Kubeflow.
         explain: Makes the text for people.
         as_json: Whether JSON is printed instead of that text.
         parameters: Output parameters for Kubeflow.
         model: For Kubeflow: address and origin of the model.
     """
-    name = type(record).__name__
-    out = outputs.out or Path(f"{name.lower()}.json")
+    out = out or Path(f"{type(record).__name__.lower()}.json")
     write_json(out, record)
     words = explain(record)
-    if outputs.summary:
-        write_text(outputs.summary, f"# {name}\n\n```text\n{words}\n```\n")
-    if outputs.step.output_file:
+    if step.output_file:
         metrics = {**metrics_of(record), **figures_of(record)}
-        write_step(outputs.step, parameters=parameters, metrics=metrics, model=model)
+        write_step(step, parameters=parameters, metrics=metrics, model=model)
     # A record's JSON has its final newline.
     print(to_json(record), end="") if as_json else print(f"{words}\nwritten: {out}")
 
@@ -183,16 +168,6 @@ def write_step(
     values = {name: parameters[name] for name in step.parameters & parameters.keys()}
     document = {"parameterValues": values, "artifacts": artifacts}
     write_text(step.output_file or "", json.dumps(document, indent=1))
-
-
-def kept_model(model_uri: str | None, outputs: Outputs) -> str | None:
-    """Copies a local model to `outputs.model`; returns its address, new or unchanged."""
-    if outputs.model is None or not model_uri or not Path(model_uri).is_dir():
-        return model_uri
-    # Kubeflow makes the folder, and uploads it after the step.
-    shutil.copytree(model_uri, outputs.model, dirs_exist_ok=True)
-    uploaded = (uri for kind, uri in outputs.step.artifacts.values() if kind == _MODEL)
-    return next(uploaded, str(outputs.model))
 
 
 def figures_of(record: Record) -> dict[str, float]:

@@ -62,7 +62,7 @@ from stoker.repeat import Clock, Sleep, within
 from stoker.run.cost import confirm, groups_of
 from stoker.run.folders import RECORD, RUNS, RunFiles, found_in, run_dir_of, write_report_of
 from stoker.run.mlflow import log_run, start_run
-from stoker.run.outputs import Outputs, deliver, kept_model
+from stoker.run.outputs import NO_STEP, KubeflowStep, deliver
 from stoker.run.progress import Follow
 from stoker.run.webhook import RunEnding, post
 from stoker.terminal import relative, say, typed
@@ -138,7 +138,8 @@ def train_run(
     decision: Decision | None,
     name: str | None,
     prices: Path | None = None,
-    outputs: Outputs,
+    out: Path | None,
+    step: KubeflowStep = NO_STEP,
     as_json: bool = False,
     assume_yes: bool,
     is_step: bool = False,
@@ -152,7 +153,8 @@ def train_run(
         decision: The decision that they are of; None: they were named.
         name: Name of the run and its job; None: made from the workload and the time.
         prices: File of prices that adds to the catalog.
-        outputs: Where the record goes, by default in the run's folder.
+        out: File of the record, by default in the run's folder.
+        step: Of Kubeflow.
         as_json: Whether the record is printed as JSON.
         assume_yes: Whether nothing is asked.
         is_step: Whether a pipeline's later step notifies the webhook.
@@ -198,12 +200,12 @@ def train_run(
         if code:
             ending.take(outcome_of(record))
     # The record may go elsewhere, and its timeline, which it names by a relative path.
-    file = outputs.out or files.training
-    model_uri = kept_model(record.model_uri, outputs)
-    copied = copied_to(file, record, run_dir=folder, model_uri=model_uri)
+    file = out or files.training
+    copied = copied_to(file, record, run_dir=folder)
     deliver(
         copied,
-        outputs=replace(outputs, out=file),
+        out=file,
+        step=step,
         explain=training_words,
         as_json=as_json,
         parameters={"status": copied.status},
