@@ -8,13 +8,10 @@ import msgspec
 
 from stoker.decide.model import limit_words
 from stoker.decide.price import (
-    ASKED_FOR,
-    SAME,
     WORTH_A_TRY,
     Space,
     combined_band,
     cores,
-    error_band,
 )
 from stoker.decide.work import AGAIN
 from stoker.records import Action, Answer, Decision, Plan, Predicted
@@ -48,65 +45,49 @@ def choose(space: Space, keep: Plan, others: Sequence[Plan]) -> Choice:
         others: All other plans.
     """
     today = keep.predicted
-    constraints = space.constraints
-    unexplained = space.work.unexplained
     # First what forbids any change, then what is sure, then what is worth a measurement.
     if today is None:
         return _kept(keep, "today's price is not known: nothing can be compared with it", "unknown")
-    budget = constraints.max_usd_per_hour
-    if space.is_billed and budget and (today.usd_per_hour or 0.0) > budget * SAME:
-        words = f"today's cluster costs more per hour than max_usd_per_hour, {budget:g}"
-        return _kept(keep, f"{words}: no plan can keep it", "none")
-    if unexplained:
-        then = AGAIN
-        if unexplained.kind != "other_programs":
-            then = f"so stoker recommends no {'paid hosts' if space.is_billed else 'change'}"
+    if unexplained := space.work.unexplained:
+        then = AGAIN if space.work.is_too_noisy else "so stoker recommends no other hosts"
         return _kept(keep, f"{unexplained.text}; {then}", "unknown")
     # More accelerators change the global batch, thus the training: they are chosen for time or a
     # deadline, never to save money.
     is_late = space.misses_deadline(today)
-    may_scale = is_late or constraints.objective == "time"
+    may_scale = is_late or space.constraints.objective == "time"
     barred = ("keep",) if may_scale else ("keep", "scale_out")
-    able = [p for p in others if p.action not in barred and p.feasible and p.predicted]
+    able = [plan for plan in others if plan.feasible and plan.action not in barred]
     # Until something else is fixed, only plans that cost no more are left. If today's cluster is
     # late, every feasible plan, which makes the deadline, is worth it.
     worth = [
         plan
         for plan in able
-        if (is_late or space.gain(plan, keep) > _band(plan))
+        if (is_late or space.gain(plan, keep) > combined_band(plan))
         and (not space.fix_first or space.is_free(plan, keep))
     ]
-    # What costs more per hour than today has to beat the best free plan; among these the fastest
-    # counts, also where the objective is money.
-    at_no_cost = [plan for plan in worth if space.is_free(plan, keep)]
-    if at_no_cost:
-        free = min(at_no_cost, key=lambda plan: (_step_of(plan), space.rank(plan)))
+    # What costs more per hour than today has to beat the best free plan.
+    if at_no_cost := [plan for plan in worth if space.is_free(plan, keep)]:
+        free = min(at_no_cost, key=space.rank)
         worth = [plan for plan in worth if plan in at_no_cost or space.beats(plan, free)]
     if worth:
         best = _best(space, worth)
         return Choice(plan=_because(best, _gain_and_limits(space, best)), verdict="sure")
-    better = [plan for plan in able if space.gain(plan, keep) > WORTH_A_TRY]
     probable = None
-    if better:
+    if better := [plan for plan in able if space.gain(plan, keep) > WORTH_A_TRY]:
         best = _best(space, better)
         gain = f"{percentage(space.gain(best, keep))} of the {space.saved}"
-        within = f"it saves {gain}, within the error band of {percentage(_band(best))}"
+        within = f"it saves {gain}, within the error band of {percentage(combined_band(best))}"
         probable = _because(best, f"{_gain_and_limits(space, best)}; {within}")
+    verdict: VerdictKind = "probable" if probable else "none"
     if space.fix_first:
         when = "before money is spent" if space.is_billed else "first"
         reason = f"{space.fix_first}: fix that {when}"
         return _kept(keep, reason, "unknown" if probable else "none")
     word = "costs less" if space.saved == "money" else "is faster"
-    reason = f"no feasible plan {word} than today's cluster"
-    best = min(able, key=space.rank, default=keep)
-    # None is better, or one is, within its band: the reader is told which of the two.
-    if (gained := space.gain(best, keep)) > 0:
-        reason = f"no plan {word} by more than its own error band: the best gains "
-        reason += f"{percentage(gained)}, its band is {percentage(_band(best))}"
+    reason = f"no feasible plan {word} than today's cluster by more than its error band"
     if is_late:
-        late = f"misses the deadline of {constraints.deadline_hours:g} h"
+        late = f"misses the deadline of {space.constraints.deadline_hours:g} h"
         reason += f"; it {late}, as all plans that may be used do"
-    verdict: VerdictKind = "probable" if probable else "none"
     return Choice(plan=_because(keep, reason), verdict=verdict, probable=probable)
 
 
@@ -116,14 +97,6 @@ def _because(plan: Plan, reason: str) -> Plan:
 
 def _kept(keep: Plan, reason: str, verdict: VerdictKind) -> Choice:
     return Choice(plan=_because(keep, reason), verdict=verdict)
-
-
-def _band(plan: Plan) -> float:
-    return error_band(plan.predicted) if plan.predicted else 0.0
-
-
-def _step_of(plan: Plan) -> float:
-    return plan.predicted.counted_seconds if plan.predicted else 0.0
 
 
 def _best(space: Space, plans: Sequence[Plan]) -> Plan:
@@ -183,41 +156,41 @@ _Reply = tuple[Literal["yes", "no", "unknown"], str]
 
 def path(space: Space, decision: Decision) -> Iterator[Answer]:
     """Yields the questions in order, each with its answer and the figures behind it."""
+    for question, (answer, because) in _replies(space, decision):
+        yield Answer(question=question, answer=answer, because=because)
+
+
+def _replies(space: Space, decision: Decision) -> Iterator[tuple[str, _Reply]]:
     today = decision.today and decision.today.predicted
     limit = space.bottleneck
-    yield _answer("Do the measured parts explain the step?", _explained(space))
+    yield "Do the measured parts explain the step?", _explained(space)
     if limit != "unexplained":
-        yield _answer("Is the CPU the limit?", _is_cpu_the_limit(space))
+        yield "Is the CPU the limit?", _is_cpu_the_limit(space)
         if limit in ("cpu", "workers", "latency", "storage"):
-            yield _answer("Is there a free fix?", _free_fix(space, decision))
+            yield "Is there a free fix?", _free_fix(space, decision)
             larger = "Is there a larger type of the same family with the same accelerators?"
             none = f"{space.today.type} has none that may be used"
-            yield _answer(larger, _best_reply(space, decision, "scale_up", none))
+            yield larger, _best_reply(space, decision, "scale_up", none)
         what = "be cheaper" if space.saved == "money" else "be faster"
         if today and space.misses_deadline(today):
             what = "make the deadline"
-        yield _answer(f"Would a data group {what}?", _data_group(space, decision))
+        yield f"Would a data group {what}?", _data_group(space, decision)
         if limit in ("accelerator", "launch"):
-            none = "there are no more of them here"
-            reply = _best_reply(space, decision, "scale_out", none)
-            yield _answer("Would more accelerators be faster?", reply)
+            reply = _best_reply(space, decision, "scale_out", "there are no more of them here")
+            yield "Would more accelerators be faster?", reply
     reply = ("no" if decision.action == "keep" else "yes", decision.plan.reason)
     if space.work.is_too_noisy:
         reply = ("unknown", "the figures are not reliable enough to compare plans")
     elif decision.verdict == "probable" and decision.probable:
         because = f"{cluster_words(decision.probable)}: {decision.probable.reason}"
         reply = ("unknown", because)
-    yield _answer("Is the best change worth more than its error band?", reply)
-
-
-def _answer(question: str, reply: _Reply) -> Answer:
-    return Answer(question=question, answer=reply[0], because=reply[1])
+    yield "Is the best change worth more than its error band?", reply
 
 
 def best_of(space: Space, decision: Decision, action: Action) -> Plan | None:
     """Returns the best plan of a kind that can be run."""
     plans = [plan for plan in decision.plans if plan.action == action and plan.feasible]
-    return min((plan for plan in plans if plan.predicted), key=space.rank, default=None)
+    return min(plans, key=space.rank, default=None)
 
 
 def _explained(space: Space) -> _Reply:
@@ -228,9 +201,8 @@ def _explained(space: Space) -> _Reply:
         # Only measured parts can contradict the step.
         is_no = work.unexplained.kind == "contradiction"
         return "no" if is_no else "unknown", work.unexplained.text
-    because = f"they give {ms(work.step_seconds)}, measured {ms(work.measured_seconds)}"
-    if space.taken:
-        because = f"scaled to {space.taken.taken_as} they give {ms(work.measured_seconds)}"
+    how = "scaled" if space.taken else "measured"
+    because = f"they give {ms(work.step_seconds)}, {how} {ms(work.measured_seconds)}"
     return ("yes", because) if work.is_checked else ("unknown", f"not checked: {because}")
 
 
@@ -267,21 +239,18 @@ def _best_reply(space: Space, decision: Decision, action: Action, none: str) -> 
 
 def _data_group(space: Space, decision: Decision) -> _Reply:
     best = best_of(space, decision, "heterogeneous")
-    keep = decision.today
-    if best is None or keep is None or keep.predicted is None:
-        # None can be chosen: they are infeasible, or cannot be priced.
-        groups = [plan for plan in decision.plans if plan.action == "heterogeneous"]
-        groups.sort(key=lambda plan: not plan.reason.startswith(ASKED_FOR))
-        none = "max_data_hosts is 0, or no CPU-only type with a price may be used"
-        return "no", space.unfed or (groups[0].reason if groups else none)
     free = best_of(space, decision, "tune")
-    gain = space.gain(best, free or keep)
-    band = combined_band(best, free) if free else _band(best)
+    rival = free or decision.today
+    if best is None or rival is None:
+        none = space.unfed or "max_data_hosts is 0, or no CPU-only type with a price may be used"
+        return _best_reply(space, decision, "heterogeneous", none)
+    gain = space.gain(best, rival)
+    band = combined_band(best, free) if free else combined_band(best)
     because = (
         f"{_figures(space, best)}; over {'the free plan' if free else 'today'} it saves "
         f"{percentage(gain)} of the {space.saved}, the error band is {percentage(band)}"
     )
-    if space.fix_first and not space.is_free(best, keep):
+    if space.fix_first and not (decision.today and space.is_free(best, decision.today)):
         return "no", f"{because}; {space.fix_first}: that comes first"
     if gain > band:
         return "yes", because

@@ -88,18 +88,17 @@ def decide(inputs: DecisionInputs) -> Decision:
     others = [*_others(inputs, space, keep)]
     choice = choose(space, keep, others)
     chosen = choice.plan
+    if choice.verdict == "probable" and choice.probable and space.purchase == NOMINAL:
+        # A try is free on this machine.
+        chosen = choice.probable
     is_noisy = work.is_too_noisy
-    if choice.probable and space.catalog.info.is_this_machine and space.purchase == NOMINAL:
-        # A try is free.
-        chosen = choice.probable if choice.verdict == "probable" else chosen
     # A fallback stands in for a verdict that noise prevented, never for a plan that is sure.
-    is_doubtful = work.unexplained is not None or work.others_width > 0
-    if chosen.action == "keep" and is_doubtful and inputs.fallback:
+    if inputs.fallback and chosen.action == "keep" and (work.unexplained or work.others_width):
         plan = named(space, inputs.fallback)
-        if plan.feasible and plan.predicted and plan.action != "keep":
+        if plan.feasible and plan.action != "keep":
+            is_noisy = True
             reason = f"the plan of --group, as {chosen.reason}"
             chosen = msgspec.structs.replace(plan, reason=reason)
-            is_noisy = True
     # A named cluster may be one of the searched ones, or the fallback's: it is listed once.
     rest = {(plan.action, plan.groups): plan for plan in (*reversed(others), keep)}
     rest.pop((chosen.action, chosen.groups), None)

@@ -41,15 +41,10 @@ class TakeAs:
 
 
 def profiled_type(profile: Profile, catalog: Catalog) -> Instance:
-    """Returns the profiled type, even if the platform does not have it.
-
-    Raises UsageError if neither the catalog nor the profile has its number of vCPUs.
-    """
-    host = profile.host
-    known = local_instance(host.instance_type) or catalog.find(host.instance_type)
-    if known or host.vcpus is None:
-        return known or catalog.get(host.instance_type)
-    return Instance(type=host.instance_type, family=host.instance_type, vcpus=host.vcpus)
+    """Returns the profiled type, even if the platform does not have it."""
+    name = profile.host.instance_type
+    known = local_instance(name) or catalog.find(name)
+    return known or Instance(type=name, vcpus=profile.host.vcpus or 1)
 
 
 def of_the_training(profile: Profile) -> Profile:
@@ -78,24 +73,26 @@ def taken_as(
     """
     source = work.reference
     speed, speed_source = _cpu_speed(source, target)
-    is_first_accelerator = bool(target.accelerators and not source.accelerators)
+    step_source = _step_source(source, target, given)
     taken = TakenElsewhere(
         profiled_on=source.type,
         taken_as=target.type,
-        accelerator_step_source=_step_source(source, target, given),
+        accelerator_step_source=step_source,
         cpu_speed=speed,
         cpu_speed_source=speed_source,
     )
-    step_source = taken.accelerator_step_source
-    elsewhere = f"profile taken elsewhere: on {source.type}, not on {target.type}"
-    doubts = {elsewhere: _ELSEWHERE}
+    doubts = {f"profile taken elsewhere: on {source.type}, not on {target.type}": _ELSEWHERE}
     if speed_source == "assumed":
         doubts[_speed_words(taken)] = _ASSUMED_WIDTH
     if work.shared_seconds:
         doubts["what loader workers share is taken to be as in the profile"] = _STORAGE_WIDTH
-    if is_first_accelerator:
+    trainer, turns = work.trainer_cpu_seconds / speed, work.turns_cpu_seconds / speed
+    reserved = work.reserved_vcpus
+    if target.accelerators and not source.accelerators:
         # The trainer's CPU time was the training itself.
         doubts["the trainer's own CPU use with an accelerator was not measured"] = _TRAINER_WIDTH
+        trainer, turns = 0.0, 0.0
+        reserved = reserved_vcpus(target)
     unexplained = work.unexplained
     if step_source == "unknown" and not unexplained:
         text = f"not measured: a step on {target.type} that never waits for data"
@@ -108,8 +105,6 @@ def taken_as(
         # The correction was for another accelerator's step.
         factors.pop("accelerator", None)
         accelerator = given.accelerator_step_seconds or 0.0
-    # Waiting takes as long as here.
-    waiting = max(0.0, work.parallel_seconds - work.loader_cpu_seconds)
     there = replace(
         work,
         reference=target,
@@ -118,19 +113,20 @@ def taken_as(
         accelerator_seconds=accelerator,
         neighbour_seconds=work.neighbour_seconds * source.capacity / target.capacity / speed,
         loader_cpu_seconds=work.loader_cpu_seconds / speed,
-        loader_wall_seconds=(work.parallel_seconds - waiting) / speed + waiting,
-        trainer_cpu_seconds=0.0 if is_first_accelerator else work.trainer_cpu_seconds / speed,
-        turns_cpu_seconds=0.0 if is_first_accelerator else work.turns_cpu_seconds / speed,
+        # Waiting takes as long as here.
+        loader_wall_seconds=(work.parallel_seconds - work.waiting_seconds) / speed
+        + work.waiting_seconds,
+        trainer_cpu_seconds=trainer,
+        turns_cpu_seconds=turns,
         # What was tried, and the programs that ran beside it, are those of the profiled hosts.
         rates={},
         others_vcpus=0.0,
-        reserved_vcpus=reserved_vcpus(target) if is_first_accelerator else work.reserved_vcpus,
+        reserved_vcpus=reserved,
         factors=factors,
         doubts={**work.doubts, **doubts},
         unexplained=unexplained,
     )
-    step = estimate(there, there.todays).step_seconds
-    return replace(there, measured_seconds=step), taken
+    return replace(there, measured_seconds=estimate(there, there.todays).step_seconds), taken
 
 
 def taken_words(taken: TakenElsewhere) -> str:
@@ -152,10 +148,9 @@ def _cpu_speed(source: Instance, target: Instance) -> tuple[float, CpuSpeedSourc
     there = target.coremark_per_vcpu
     here = source.coremark_per_vcpu
     # A local type has the speed of its machine, which no other type is compared with.
-    is_alike = bool(local_instance(source.type)) == bool(local_instance(target.type))
-    if there and here and is_alike:
+    if there and here and (source.family == "local") == (target.family == "local"):
         return there / here, "catalog"
-    return 1.0, "catalog" if source.type == target.type else "assumed"
+    return 1.0, "assumed"
 
 
 def _step_source(source: Instance, target: Instance, given: TakeAs) -> AcceleratorStepSource:

@@ -24,9 +24,8 @@ cross. Whether more workers would be faster is asked in one place, `more_workers
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import combinations
 from typing import Literal
 
 from stoker.catalog import Instance
@@ -73,6 +72,8 @@ _RECEIVE_CPU_PER_BYTE = 0.5e-9
 _NETWORK_EFFICIENCY = 0.7
 # Below this much of a host's vCPUs the trainer's reserve is not believed.
 _LEAST_UNRESERVED = 1 / 8
+# Each leaves two thirds of the shares that may be the best: 1e-8 of all are left.
+_THIRDS = 45
 # A prediction never goes below this fraction of today's step: it would rest on no term at all.
 _LEAST_STEP = 1e-3
 # What loading on the dnn hosts is limited by.
@@ -249,9 +250,9 @@ class Work:
         return max(0.0, self.loader_wall_seconds - fewest * self.shared_seconds)
 
     @property
-    def is_shared(self) -> bool:
-        """Whether workers wait longer for what they share than for their own batches."""
-        return self.shared_seconds > self.parallel_seconds / max(1, self.workers)
+    def waiting_seconds(self) -> float:
+        """Worker-seconds of `parallel_seconds` that wait for reads or services."""
+        return max(0.0, self.parallel_seconds - self.loader_cpu_seconds)
 
     @property
     def waits(self) -> bool:
@@ -266,36 +267,33 @@ class Work:
         return wait_share(step_seconds=self.measured_seconds, wait_seconds=self.wait_seconds)
 
     @property
-    def lost_share(self) -> float:
-        """Share of today's step that steps without loading would save; 1 if that is not known."""
-        if self.wait_seconds is None:
-            return 1.0
-        return lost_share(
-            step_seconds=self.measured_seconds,
-            wait_seconds=self.wait_seconds,
-            accelerator_seconds=self.accelerator_seconds + self.neighbour_seconds,
-        )
-
-    @property
     def bottleneck(self) -> Bottleneck:
         """Bottleneck of today's step, the same in profile, decide and report."""
         if self.loader_cpu_seconds == 0 and self.loader_wall_seconds == 0:
             return "none"
+        lost = 1.0
+        if self.wait_seconds is not None:
+            lost = lost_share(
+                step_seconds=self.measured_seconds,
+                wait_seconds=self.wait_seconds,
+                accelerator_seconds=self.accelerator_seconds + self.neighbour_seconds,
+            )
         seconds = self.terms
-        if min(self.waited_share, self.lost_share) < LEAST_GAIN:
+        if min(self.waited_share, lost) < LEAST_GAIN:
             # No batch is waited for: only the CPU, which loading shares, slows the steps.
-            is_cpu = seconds["cpu"] > seconds["accelerator"]
-            return "cpu" if is_cpu and self.lost_share >= LEAST_GAIN else "accelerator"
+            is_cpu = lost >= LEAST_GAIN and seconds["cpu"] > seconds["accelerator"]
+            return "cpu" if is_cpu else "accelerator"
         limit = _largest(seconds)
+        is_waiting = self.waits and self.workers > 0
         if limit == "latency" and more_workers(self) is None:
             # No more workers would help: the limit is the one that would hold with them.
             enough = tuned(self, self.todays)
             workers = max(enough.dnn.workers or 0, self.workers // self.hosts)
             limit = _largest(terms(self, enough.with_workers(workers)))
-            if limit == "latency" and not (self.waits and self.workers):
+            if limit == "latency" and not is_waiting:
                 # A worker that computes all the time needs a core.
                 return "cpu"
-        if limit == "latency" and not (self.waits and self.workers):
+        if limit == "latency" and not is_waiting:
             return "workers"
         return "network" if limit == "receive" else limit
 
@@ -312,9 +310,8 @@ class Work:
     def worker_seconds(self, instance: Instance, *, efficiency: float = 1.0) -> float:
         """Returns worker-seconds of loading on a type, without what the workers share."""
         # A faster CPU shortens only the computing, not waiting for reads or services.
-        waiting = max(0.0, self.parallel_seconds - self.loader_cpu_seconds)
-        computing = self.parallel_seconds - waiting
-        return computing / (self.speed(instance) * efficiency) + waiting
+        computing = self.parallel_seconds - self.waiting_seconds
+        return computing / (self.speed(instance) * efficiency) + self.waiting_seconds
 
     def free_vcpus(self, hosts: Hosts) -> float:
         """Returns the vCPUs of all dnn hosts that the trainer leaves, in those of today's type."""
@@ -346,7 +343,7 @@ def lost_share(*, step_seconds: float, wait_seconds: float, accelerator_seconds:
 def _largest(seconds: Mapping[Limit, float]) -> Limit:
     # Two terms that are equal but for their last digits are one limit: the first.
     largest = max(seconds.values())
-    return next(name for name in _LIMITS if seconds[name] >= largest * (1 - 1e-9))
+    return next(name for name in _LIMITS if seconds[name] >= largest * (1 - 1e-6))
 
 
 # The cost function.
@@ -360,23 +357,27 @@ def terms(work: Work, cluster: Cluster, x: float = 0.0) -> dict[Limit, float]:
     return _at(_lines(work, cluster, is_alone=x == 1), x)
 
 
-def _at(lines: Sequence[_Line], x: float) -> dict[Limit, float]:
+def _at(lines: Iterable[_Line], x: float) -> dict[Limit, float]:
     seconds = dict.fromkeys(_LIMITS, 0.0)
     for limit, at_none, at_all in lines:
-        # Exact at both ends, so that a term that is flat stays flat.
-        seconds[limit] = max(seconds[limit], at_none * (1 - x) + at_all * x)
+        # A term that is flat stays flat, to the last digit.
+        seconds[limit] = max(seconds[limit], at_none + (at_all - at_none) * x)
     return seconds
 
 
-def _lines(work: Work, cluster: Cluster, *, is_alone: bool) -> list[_Line]:
-    return [*_local_lines(work, cluster), *_remote_lines(work, cluster, is_alone=is_alone)]
+def _lines(work: Work, cluster: Cluster, *, is_alone: bool) -> Iterator[_Line]:
+    """Yields what limits the dnn hosts, the data hosts, and the way from one to the other.
 
-
-def _local_lines(work: Work, cluster: Cluster) -> Iterator[_Line]:
-    """Yields what limits the dnn hosts."""
+    Args:
+        work: The work of a step.
+        cluster: The hosts.
+        is_alone: Data hosts make all batches, and need not keep an order with local workers.
+    """
     dnn = cluster.dnn
+    data = cluster.data
     speed = work.speed(dnn.instance)
-    workers = busy_workers(work, cluster)[0]
+    local, remote = busy_workers(work, cluster)
+    ranks = _ranks_on(work, cluster)
     # The global batch stays: replicas divide it.
     pace = cluster.replicas
     if pace > 1:
@@ -389,69 +390,53 @@ def _local_lines(work: Work, cluster: Cluster) -> Iterator[_Line]:
     vcpus = dnn.count * dnn.instance.capacity * speed
     yield "accelerator", step + work.neighbour_seconds / pace * work.vcpus / vcpus, step
     turns = work.turns_cpu_seconds
-    if work.num_workers is not None and workers > work.workers:
+    if work.num_workers is not None and local > work.workers:
         # With idle cores today's workers used less CPU than with all of them busy.
         turns = max(0.0, turns)
     here = work.loader_cpu_seconds + work.trainer_cpu_seconds + turns
     there = max(0.0, work.trainer_cpu_seconds + _TURNS_LEFT * turns)
+    receive = _RECEIVE_CPU_PER_BYTE * work.batch_bytes
     free = work.free_vcpus(dnn)
-    yield "cpu", here / free, (there + _receive_seconds(work)) / free
-    parallel = work.worker_seconds(dnn.instance)
-    shared = work.shared_on(dnn.count)
-    if workers:
-        divided = parallel / workers
-        # One time, named for its remedy: of what they share, more workers get no more.
-        name: Limit = "storage" if shared > divided else "latency"
-        yield name, shared + divided, _shared_elsewhere(work, cluster)
-    elif not cluster.data:
-        loading = parallel / _ranks_on(work, cluster)
+    yield "cpu", here / free, (there + receive) / free
+    # Shared storage takes the same time for each reader, wherever a batch is made. Separate
+    # storages are needed only for a host's own batches.
+    elsewhere = 0.0 if work.storage == "per_host" else work.shared_seconds
+    if local:
+        limit, seconds = _made_by(work, dnn, local)
+        yield limit, seconds, elsewhere
+    elif data is None:
+        loading = work.worker_seconds(dnn.instance) / ranks
         if work.wait_seconds is not None and work.parallel_seconds:
             # As it was seen: an accelerator notices a part of it only.
             loading *= work.wait_seconds * work.ranks / work.parallel_seconds
         yield "latency", step + loading, 0.0
-
-
-def _remote_lines(work: Work, cluster: Cluster, *, is_alone: bool) -> Iterator[_Line]:
-    """Yields what limits the data hosts and the way from them.
-
-    Args:
-        work: The work of a step.
-        cluster: The hosts.
-        is_alone: Data hosts make all batches, and need not keep an order with local workers.
-    """
-    data = cluster.data
     if data is None:
         return
-    number = data.count
-    beyond = max(0, number - _MANY_HOSTS)
+    beyond = max(0, data.count - _MANY_HOSTS)
     worth = _EFFICIENCY if is_alone else _EFFICIENCY_MIXED
-    worth *= (number - beyond + _WORTH_BEYOND * beyond) / number
+    worth *= (data.count - beyond + _WORTH_BEYOND * beyond) / data.count
     # The agent encrypts and sends: it takes one vCPU of a large host, else it shares.
     vcpus = data.instance.capacity - (1 if data.instance.capacity >= 8 else 0)
-    speed = work.speed(data.instance)
-    yield "cpu", 0.0, work.loader_cpu_seconds / (number * worth * vcpus * speed)
+    vcpus *= data.count * worth * work.speed(data.instance)
+    yield "cpu", 0.0, work.loader_cpu_seconds / vcpus
     # One thread of a rank receives: more vCPUs do not help it.
-    yield "receive", 0.0, _receive_seconds(work) / _ranks_on(work, cluster)
+    yield "receive", 0.0, receive / ranks
     for hosts in cluster.hosts:
         # An unknown rate is no limit.
         gbps = hosts.count * (hosts.instance.sustained_gbps or math.inf)
         yield "network", 0.0, work.batch_bytes * 8 / (_NETWORK_EFFICIENCY * gbps * 1e9)
-    shared = work.shared_on(number)
-    workers = busy_workers(work, cluster)[1]
-    divided = work.worker_seconds(data.instance, efficiency=worth) / workers
-    elsewhere = _shared_elsewhere(work, cluster)
-    yield "storage" if shared > divided else "latency", elsewhere, shared + divided
+    limit, seconds = _made_by(work, data, remote, efficiency=worth)
+    yield limit, elsewhere, seconds
 
 
-def _shared_elsewhere(work: Work, cluster: Cluster) -> float:
-    """Returns what the batches of other hosts take of a host's storage."""
-    # Shared storage takes the same time for each reader, wherever a batch is made. Separate
-    # storages are needed only for a host's own batches.
-    return work.shared_seconds if cluster.data and work.storage != "per_host" else 0.0
-
-
-def _receive_seconds(work: Work) -> float:
-    return _RECEIVE_CPU_PER_BYTE * work.batch_bytes
+def _made_by(
+    work: Work, hosts: Hosts, workers: int, *, efficiency: float = 1.0
+) -> tuple[Limit, float]:
+    """Returns the time in which the hosts' workers make a global batch, named for its remedy."""
+    shared = work.shared_on(hosts.count)
+    divided = work.worker_seconds(hosts.instance, efficiency=efficiency) / workers
+    # Of what they share, more workers get no more.
+    return "storage" if shared > divided else "latency", shared + divided
 
 
 def _ranks_on(work: Work, cluster: Cluster) -> int:
@@ -466,8 +451,7 @@ def shards_on(work: Work, cluster: Cluster) -> int:
     """
     if not work.shards:
         return 0
-    ranks = work.hosts * work.processes
-    return max(1, round(work.shards * cluster.dnn.count * cluster.processes / ranks))
+    return max(1, round(work.shards * _ranks_on(work, cluster) / work.ranks))
 
 
 def busy_workers(work: Work, cluster: Cluster) -> tuple[int, int]:
@@ -513,14 +497,10 @@ def estimate(work: Work, cluster: Cluster) -> Estimate:
             for limit, at_none, at_all in _lines(work, cluster, is_alone=is_alone)
         ]
 
-    share = 0.0
     local, remote = busy_workers(work, cluster)
-    if cluster.data and not local:
-        share = 1.0
-    elif cluster.data and work.shards:
-        # All shards give the same number of batches.
-        share = remote / (local + remote)
-    elif cluster.data:
+    # All shards give the same number of batches.
+    share = remote / max(1, local + remote)
+    if local and remote and not work.shards:
         mixed = lines(is_alone=False)
         share = _best_share(mixed)
         # The efficiency jumps where the data hosts make all batches.
@@ -556,21 +536,20 @@ def estimate(work: Work, cluster: Cluster) -> Estimate:
 
 def _best_share(lines: Sequence[_Line]) -> float:
     """Returns the share of remote batches that makes the largest term of loading the least."""
-    # The maximum of lines is convex: its minimum is at an end, or where a falling line crosses a
-    # rising one. Two lines cross between the ends if their order there differs.
-    shares = {0.0, 1.0}
-    for (_, one_at_none, one_at_all), (_, other_at_none, other_at_all) in combinations(lines, 2):
-        at_none = one_at_none - other_at_none
-        at_all = one_at_all - other_at_all
-        if at_none * at_all < 0:
-            shares.add(at_none / (at_none - at_all))
-    return min(sorted(shares), key=lambda share: _slowest(lines, share))
+    low, high = 0.0, 1.0
+    # The maximum of lines is convex: a third in which it is larger has no minimum.
+    for _ in range(_THIRDS):
+        third = (high - low) / 3
+        if _slowest(lines, low + third) > _slowest(lines, high - third):
+            low += third
+        else:
+            high -= third
+    return low
 
 
-def _slowest(lines: Sequence[_Line], share: float) -> float:
+def _slowest(lines: Sequence[_Line], x: float) -> float:
     # Where the accelerator sets the pace, loading is to leave it as much room as it can.
-    loading = [line for line in lines if line[0] != "accelerator"]
-    return max([at_none * (1 - share) + at_all * share for _, at_none, at_all in loading])
+    return max(seconds for limit, seconds in _at(lines, x).items() if limit != "accelerator")
 
 
 # More loader workers: bottleneck, states, fixes, plans and their words all follow `more_workers`.

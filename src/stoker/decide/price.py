@@ -201,9 +201,9 @@ def error_band(outcome: Predicted) -> float:
     return outcome.counted_high / outcome.counted_seconds - 1
 
 
-def combined_band(one: Plan, other: Plan) -> float:
-    """Returns the relative error of the ratio of two predictions, whose errors are independent."""
-    return math.hypot(*(error_band(each.predicted) for each in (one, other) if each.predicted))
+def combined_band(*plans: Plan) -> float:
+    """Returns the relative error of predictions, or of their ratio: they err independently."""
+    return math.hypot(*(error_band(plan.predicted) for plan in plans if plan.predicted))
 
 
 def cores(outcome: Predicted) -> float:
