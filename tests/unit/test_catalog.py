@@ -64,7 +64,7 @@ def test_price_file_adds_types_of_other_clouds(tmp_path):
         ("instance_type,vcpu\nx.y,4\n", "unknown column 'vcpu'", ":1"),
         ("instance_type,vcpus\nx.y,four\n", "Expected `int`", ":2"),
         ("instance_type,vcpus\nx.y,0\n", "`int` >= 1", ":2"),
-        ("instance_type\nc5.xlarge\n\nml.c5.xlarge\n", "is in line 2, too", ":4, column"),
+        ("instance_type,vcpus\n\nx.y,4,1\n", "not as many cells", ":3"),
     ],
 )
 def test_wrong_price_file_names_line_and_column(tmp_path, text, what, where):

@@ -175,16 +175,17 @@ def refuse_contradictions(rank):
     parts = parts_of(profile)
     better = more_workers(parts)
     bottleneck = parts.bottleneck
+    is_shared = parts.shared_seconds > parts.parallel_seconds / max(1, parts.workers)
     # The states: none of another limit.
     states = {state.id for state in profile.states}
     named = states & OF_LIMITS
     # Workers that were seen to wait are evidence of their own, beside what the parts say.
-    evidence = {"storage"} if parts.is_shared else set()
+    evidence = {"storage"} if is_shared else set()
     assert named <= STATES[bottleneck] | evidence, bottleneck
     # Too few workers: where more are faster, and nowhere else.
     assert (bottleneck == "workers") <= (better is not None)
     # Of what they share, more workers may still get a little more.
-    helped = ("workers", "latency", *(("storage",) if parts.is_shared else ()))
+    helped = ("workers", "latency", *(("storage",) if is_shared else ()))
     assert (better is not None) <= (bottleneck in helped)
     # The fix is the free plan's.
     fixes = [fix.text for fix in profile.fixes if fix.id == "num_workers"]

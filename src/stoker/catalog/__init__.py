@@ -5,7 +5,7 @@ and counted in `launch.spending` while it runs.
 """
 
 from stoker.catalog.catalog import Catalog, Instance, load_catalog, local_instance, unknown_instance
-from stoker.catalog.pools import catalog_of, with_pools, with_short_prices
+from stoker.catalog.pools import catalog_of, with_pools
 
 __all__ = [
     "Catalog",
@@ -15,5 +15,4 @@ __all__ = [
     "local_instance",
     "unknown_instance",
     "with_pools",
-    "with_short_prices",
 ]

@@ -39,9 +39,10 @@ _PRICE = re.compile(r"^(?P<payer>sagemaker|ec2)_usd_per_hour_(?P<region>[a-z]{2}
 LOCAL_USD_PER_CORE_HOUR = 0.05
 # Loopback carries more than any plan here needs; the receive CPU limits first.
 _LOOPBACK_GBPS = 20.0
-_LOCAL = re.compile(r"^local\.c([1-9]\d{0,3})$")
+_LOCAL = re.compile(r"^local\.c([1-9]\d{0,2})$")
 _SHIPPED = "aws_training_instances.csv"
 _Positive = Annotated[float, msgspec.Meta(gt=0, lt=1e9)]
+_HEADS = ("type", "accelerators", "vCPUs", "Gbit/s", "CoreMark", "$/h", "priced on")
 # Columns with another name than the field.
 _FIELDS = {"gpus": "accelerators", "gpu_model": "accelerator_model"}
 
@@ -98,7 +99,6 @@ class Catalog:
         max_total_vcpus: vCPUs that all hosts of a plan have together; None: unlimited.
         make: Makes another type of its name; None of it: there is no such type.
         added_by: Option or key that adds a type.
-        has_pools: Its types are the node pools of a cluster, and no others.
         hosts_region: AWS region of the hosts, if it is known and the prices are of another one.
     """
 
@@ -110,7 +110,6 @@ class Catalog:
     max_total_vcpus: int | None = None
     make: Callable[[str], Instance | None] = lambda name: None
     added_by: str = "constraints.prices_file or --prices FILE"
-    has_pools: bool = False
     hosts_region: str | None = None
 
     def __post_init__(self) -> None:
@@ -158,39 +157,23 @@ class Catalog:
 
     def table(self) -> str:
         """Returns all types as text."""
-        heads: Sequence[str] = (
-            "type",
-            "accelerators",
-            "vCPUs",
-            "Gbit/s",
-            "CoreMark",
-            "$/h",
-            "priced on",
-        )
+        if self.purchase == NOMINAL:
+            head = "hosts of this machine are not billed: they are compared by their cores"
+            cores = ((each.type, str(each.vcpus)) for each in self.instances)
+            return "\n".join([head, *table_lines(("type", "vCPUs"), cores)])
         head = f"prices: {self.source}, {self.region or 'no region'}, {self.purchase}; "
         head += f"{ESTIMATE}: estimated"
-        if self.purchase == NOMINAL:
-            heads = ["type", "vCPUs"]
-            head = "hosts of this machine are not billed: they are compared by their cores"
-        cells = map(self._cells, self.instances)
-        rows = ([row[name] for name in heads] for row in cells)
-        return "\n".join([head, *table_lines(heads, rows)])
+        return "\n".join([head, *table_lines(_HEADS, map(self._cells, self.instances))])
 
-    def _cells(self, each: Instance) -> dict[str, str]:
+    def _cells(self, each: Instance) -> list[str]:
         words = f"{each.accelerators} {each.accelerator_model or ''}" if each.accelerators else ""
         if self.info.needs_training_enum and not each.in_training_enum:
             words += " cannot train"
         words += " burst" * each.is_burst + " arm64" * (each.architecture == "arm64")
-        figures = {
-            "vCPUs": each.vcpus,
-            "Gbit/s": each.sustained_gbps,
-            "CoreMark": each.coremark_per_vcpu,
-            "$/h": each.usd_per_hour,
-        }
-        cells = {name: "?" if value is None else f"{value:g}" for name, value in figures.items()}
-        cells["$/h"] = ESTIMATE * bool(each.estimate) + cells["$/h"]
-        day = str(each.priced_on or "?")
-        return {"type": each.type, "accelerators": words.strip(), **cells, "priced on": day}
+        figures = (each.vcpus, each.sustained_gbps, each.coremark_per_vcpu, each.usd_per_hour)
+        *cells, price = ["?" if value is None else f"{value:g}" for value in figures]
+        price = ESTIMATE * bool(each.estimate) + price
+        return [each.type, words.strip(), *cells, price, str(each.priced_on or "?")]
 
     def to_document(self) -> dict[str, Json]:
         return {
@@ -239,19 +222,16 @@ class Row:
             name: As the platform spells it.
             base: Has the values of columns that the table lacks.
         """
-        known = asdict(base) if base else {}
+        fields = asdict(base) if base else {}
         if "usd_per_hour" in self.cells:
-            known["estimate"] = ""
-        known |= {_FIELDS.get(column, column): cell or None for column, cell in self.cells.items()}
+            fields["estimate"] = None
+        fields |= {_FIELDS.get(column, column): cell or None for column, cell in self.cells.items()}
         # ml.c5 of ml.c5.xlarge; a name without a dot is the family.
-        family = known.get("family") or (base and base.family) or name.rpartition(".")[0] or name
-        fields = {**known, "type": name, "family": family}
+        family = (base and base.family) or name.rpartition(".")[0] or name
+        fields |= {"type": name, "family": fields.get("family") or family}
+        present = {field: value for field, value in fields.items() if value is not None}
         try:
-            return msgspec.convert(
-                {field: value for field, value in fields.items() if value is not None},
-                Instance,
-                strict=False,
-            )
+            return msgspec.convert(present, Instance, strict=False)
         except msgspec.ValidationError as err:
             raise UsageError(f"{name}: {err}", where=self.where) from None
 
@@ -261,7 +241,7 @@ class Table:
     """A table of instance types for one platform.
 
     Attributes:
-        rows: By the name of the type, without `ml.`.
+        rows: By the name of the type, without `ml.`; of two with one name the later counts.
         has_prices: Whether it has the column that this platform pays.
         region: Region of the prices, where the column names it.
     """
@@ -283,43 +263,31 @@ def parse_table(
         source: The file's name, for errors.
         region: Whose column counts, where the table has columns of several regions.
     """
-    lines = _reader(text)
-    rows: dict[str, Row] = {}
+    # Spreadsheet programs begin a CSV file with a byte order mark.
+    file = io.StringIO(text.removeprefix("\ufeff"))
+    lines = csv.DictReader(file, strict=True, skipinitialspace=True)
     try:
-        header = [cell.strip() for cell in lines.fieldnames or ()]
-        lines.fieldnames = header
-        _check_header(header, source)
-        price, priced_region = _price_column(header, platform, region)
-        for texts in lines:
-            where = f"{source}:{lines.line_num}"
-            if not any(texts.values()):
-                continue
-            if None in texts or None in texts.values():
-                what = f"not as many cells as the table has columns, {len(header)}"
-                raise UsageError(what, where=where, fix="quote commas")
-            cells = {column: cell.strip() for column, cell in texts.items()}
-            name = bare_type(cells.pop("instance_type"))
-            if price:
-                cells["usd_per_hour"] = cells[price]
-            if price and price.startswith("ec2"):
-                # EC2's own price is no estimate, and has its own date.
-                cells["estimate"] = ""
-                cells["priced_on"] = cells.get("ec2_priced_on", cells.get("priced_on", ""))
-            row = Row(where=where, cells=cells)
-            # ml.c5.xlarge and c5.xlarge are one type: the later row would silently replace it.
-            if not name or name in rows:
-                line = rows[name].where.rpartition(":")[2] if name in rows else ""
-                why = f"{name} is in line {line}, too" if name else "the name of a type is missing"
-                raise row.error("instance_type", why)
-            rows[name] = row
+        header = [*(lines.fieldnames or ())]
+        numbered = [(lines.line_num, cells) for cells in lines]
     except csv.Error as err:
         raise UsageError(f"this is not a CSV table: {err}", where=source) from None
-    return Table(source=source, rows=rows, has_prices=price is not None, region=priced_region)
-
-
-def _reader(text: str) -> "csv.DictReader[str]":
-    # Spreadsheet programs begin a CSV file with a byte order mark.
-    return csv.DictReader(io.StringIO(text.removeprefix("\ufeff")), strict=True)
+    _check_header(header, where=f"{source}:1")
+    price, region = _price_column(header, platform, region)
+    rows = {}
+    for number, cells in numbered:
+        row = Row(where=f"{source}:{number}", cells=cells)
+        if None in cells or None in cells.values():
+            what = f"not as many cells as the table has columns, {len(header)}"
+            raise UsageError(what, where=row.where, fix="quote commas")
+        if price:
+            cells["usd_per_hour"] = cells[price]
+        if price and price.startswith("ec2"):
+            # EC2's own price is no estimate, and has its own date.
+            cells["estimate"] = ""
+            cells["priced_on"] = cells.get("ec2_priced_on", cells.get("priced_on", ""))
+        if name := bare_type(cells.pop("instance_type").strip()):
+            rows[name] = row
+    return Table(source=source, rows=rows, has_prices=price is not None, region=region)
 
 
 _COLUMNS = (
@@ -330,8 +298,7 @@ _COLUMNS = (
 )
 
 
-def _check_header(header: Sequence[str], source: str) -> None:
-    where = f"{source}:1"
+def _check_header(header: Sequence[str], *, where: str) -> None:
     for column in header:
         if column not in _COLUMNS and not _PRICE.match(column):
             fix = nearest(column, _COLUMNS)
@@ -347,29 +314,17 @@ def _check_header(header: Sequence[str], source: str) -> None:
 def _price_column(
     header: Sequence[str], platform: PlatformName, region: str | None
 ) -> tuple[str | None, str | None]:
+    """Returns the column of prices that counts, and the region that it names; None: none."""
     # A user's own column goes before those that name payer and region, which may be copied along.
     if "usd_per_hour" in header:
         return "usd_per_hour", None
     payer = PLATFORM_INFOS[platform].payer
-    matches = [match for column in header if (match := _PRICE.match(column))]
-    columns = {m["region"].replace("_", "-"): m[0] for m in matches if m["payer"] == payer}
+    columns = {}
+    for column in header:
+        if (match := _PRICE.match(column)) and match["payer"] == payer:
+            columns[match["region"].replace("_", "-")] = column
     place = region if region in columns else next(iter(columns), None)
     return columns.get(place or ""), place
-
-
-def short_table(text: str) -> str:
-    """Returns a table without the columns that only describe types of the catalog, as CSV text."""
-    rows = [*_reader(text)]
-    shipped = _shipped("sagemaker").rows
-    kept = [*rows[0]] if rows else []
-    if all(bare_type(row["instance_type"].strip()) in shipped for row in rows):
-        prices = ("instance_type", "usd_per_hour", "estimate", "priced_on", "ec2_priced_on")
-        kept = [name for name in kept if name in prices or _PRICE.match(name)]
-    written = io.StringIO()
-    writer = csv.DictWriter(written, kept, extrasaction="ignore", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return written.getvalue()
 
 
 def platform_name(instance_type: str, platform: PlatformName) -> str:
@@ -420,10 +375,9 @@ def extended(catalog: Catalog, table: Table) -> Catalog:
 def local_instance(instance_type: str) -> Instance | None:
     """Returns the local type of that name (`local.cN`: N cores); None for other names."""
     match = _LOCAL.match(instance_type)
-    cores = int(match[1]) if match else 0
-    # The bound of a table's vCPUs, for invented names.
-    if not 0 < cores <= 4096:
+    if match is None:
         return None
+    cores = int(match[1])
     return Instance(
         type=instance_type,
         family="local",
@@ -437,10 +391,10 @@ def local_instance(instance_type: str) -> Instance | None:
 
 
 def _local(platform: PlatformName, cores: int) -> Catalog:
-    instances = filter(None, (local_instance(f"local.c{n}") for n in range(1, cores + 1)))
+    instances = (local_instance(f"local.c{number + 1}") for number in range(cores))
     return Catalog(
         platform=platform,
-        instances=[*instances],
+        instances=[*filter(None, instances)],
         source=f"nominal: {LOCAL_USD_PER_CORE_HOUR} $ per core and hour, not billed",
         purchase=NOMINAL,
         max_total_vcpus=cores,
@@ -465,11 +419,7 @@ def unknown_instance(name: str, *, platform: PlatformName, vcpus: int = 1) -> In
 @functools.cache
 def _aws(platform: PlatformName) -> Catalog:
     source = PLATFORM_INFOS[platform].price_list
-    empty = Catalog(platform=platform, instances=(), source=source)
-    return replace(extended(empty, _shipped(platform)), source=source, purchase=empty.purchase)
-
-
-@functools.cache
-def _shipped(platform: PlatformName) -> Table:
     text = resources.files("stoker.catalog").joinpath(_SHIPPED).read_text(encoding="utf-8")
-    return parse_table(text, platform=platform, source=_SHIPPED)
+    table = parse_table(text, platform=platform, source=_SHIPPED)
+    catalog = extended(Catalog(platform=platform, instances=(), source=source), table)
+    return replace(catalog, source=source, purchase="on-demand")

@@ -24,7 +24,6 @@ from stoker.catalog.catalog import (
     extended,
     load_catalog,
     parse_table,
-    short_table,
     unknown_instance,
 )
 from stoker.environment import cloud_region
@@ -57,8 +56,9 @@ def catalog_of(
         UsageError: If a table is wrong.
     """
     catalog = load_catalog(workload.platform)
+    info = workload.platform_info
     region = None
-    if workload.platform_info.needs_training_enum:
+    if info.needs_training_enum:
         region = workload.sagemaker_region or cloud_region()
     texts = {"constraints.prices_file": workload.constraints.prices_file}
     if prices:
@@ -68,19 +68,15 @@ def catalog_of(
         for source, text in texts.items()
         if text is not None
     ]
-    settings = workload.kubernetes
-    if settings and workload.platform_info.has_node_pools:
-        of_pools = _table(workload)
-        for table in filter(None, (of_pools, *tables)):
-            catalog = extended(catalog, table)
-        if of_pools and of_pools.has_prices and not (of_pools.region or tables):
-            # A column of plain prices does not say of which region they are.
-            catalog = replace(catalog, region=None)
-        merged = with_pools(workload)
-        return _of_pools(merged, catalog) if merged.kubernetes_settings.pools else catalog
-    for table in tables:
+    of_pools = _table(workload) if info.has_node_pools else None
+    for table in filter(None, (of_pools, *tables)):
         catalog = extended(catalog, table)
-    if not catalog.info.needs_training_enum:
+    if of_pools and of_pools.has_prices and not (of_pools.region or tables):
+        # A column of plain prices does not say of which region they are.
+        catalog = replace(catalog, region=None)
+    if info.has_node_pools:
+        return _of_pools(workload, catalog)
+    if not info.needs_training_enum:
         return catalog
 
     def of_service(name: str) -> Instance | None:
@@ -92,8 +88,10 @@ def catalog_of(
 
 
 def _of_pools(workload: Workload, catalog: Catalog) -> Catalog:
-    """Returns the node pools that a workload names, with the catalog's prices."""
-    settings = workload.kubernetes_settings
+    """Returns the node pools that a workload names, with the catalog's prices; else the catalog."""
+    settings = with_pools(workload).kubernetes_settings
+    if not settings.pools:
+        return catalog
     instances = []
     for given, pool in settings.pools.items():
         name = bare_type(given.strip())
@@ -118,7 +116,6 @@ def _of_pools(workload: Workload, catalog: Catalog) -> Catalog:
         # Not proposed, but today's hosts need a price and a speed to be compared with.
         make=lambda name: catalog.find(name) if bare_type(name.strip()) == today else None,
         added_by="kubernetes.pools_file",
-        has_pools=True,
     )
 
 
@@ -137,18 +134,6 @@ def with_pools(workload: Workload) -> Workload:
     return msgspec.structs.replace(
         workload, kubernetes=msgspec.structs.replace(settings, pools=pools)
     )
-
-
-def with_short_prices(workload: Workload) -> Workload:
-    """Returns the workload whose prices file has no columns that only repeat the catalog's.
-
-    A pipeline passes the text on; a table of all types would be too long for Kubeflow.
-    """
-    text = workload.constraints.prices_file
-    if text is None:
-        return workload
-    shorter = msgspec.structs.replace(workload.constraints, prices_file=short_table(text))
-    return msgspec.structs.replace(workload, constraints=shorter)
 
 
 def _table(workload: Workload) -> Table | None:

@@ -205,8 +205,3 @@ def warnings_of(space: Space, prices: Prices) -> Iterator[str]:
         yield "the deadline is not checked: the number of steps is not known"
     if today.usd_per_hour is None:
         yield f"{today.type} has no price: give it with {catalog.added_by}"
-    for pool in catalog.instances if catalog.has_pools else ():
-        # Pools whose price, or whose lack of one, today's pool does not share.
-        if pool.type != today.type and (pool.usd_per_hour is None) == space.is_billed:
-            what = "no price" if space.is_billed else "a price"
-            yield f"{pool.type} has {what}, unlike {today.type}: the two are not compared in money"

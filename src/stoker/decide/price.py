@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from stoker.catalog import Catalog, Instance, local_instance, unknown_instance
-from stoker.decide.model import Cluster, Estimate, Hosts, Work, estimate
+from stoker.decide.model import Cluster, Estimate, Work, estimate
 from stoker.errors import UsageError
 from stoker.records import (
     Action,
@@ -172,9 +172,8 @@ class Space:
     def rank(self, plan: Plan) -> tuple[bool, float, float, int, str]:
         """Returns a key that sorts the best plan first, one that cannot be run last."""
         # The last word, so that plans with equal figures come in one order on every machine.
-        groups = (f"{g.instance_type}:{g.count}:{g.workers_per_host}" for g in plan.groups)
-        is_out = not plan.feasible or plan.predicted is None
-        return is_out, *self.values(plan), _num_machines(plan), " ".join(groups)
+        groups = [f"{g.instance_type}:{g.count}:{g.workers_per_host}" for g in plan.groups]
+        return not plan.feasible, *self.values(plan), _num_machines(plan), " ".join(groups)
 
     def best(self, plans: Sequence[Plan]) -> Plan:
         """Returns the smallest of the plans that are as good as the best."""
@@ -189,12 +188,13 @@ class Space:
 
     def is_free(self, plan: Plan, keep: Plan) -> bool:
         """Whether a plan costs no more per hour than today's: without prices, no more cores."""
-        one, today = plan.predicted, keep.predicted
-        if one is None or today is None:
-            return False
-        if not self.is_billed:
-            return cores(one) <= cores(today) * SAME
-        return (one.usd_per_hour or math.inf) <= (today.usd_per_hour or math.inf) * SAME
+        return self._per_hour(plan) <= self._per_hour(keep) * SAME
+
+    def _per_hour(self, plan: Plan) -> float:
+        outcome = plan.predicted
+        if outcome is None:
+            return math.inf
+        return outcome.usd_per_hour or math.inf if self.is_billed else cores(outcome)
 
 
 def error_band(outcome: Predicted) -> float:
@@ -239,50 +239,58 @@ def make_plan(
         asked_for: The user named it.
     """
     work = space.work
-    outcome = None
     made = estimate(work, cluster)
-    if not problem:
-        # Added as squares, as they do not depend on each other.
-        width = min(math.hypot(*_widths(work, cluster, made)), _WIDEST)
-        if action == "keep" and not space.taken:
-            made = replace(made, step_seconds=work.measured_seconds)
-            # A repeated run on the same hosts differs, too, and so does the machine.
-            width = min(math.hypot(_BAND, work.others_width), _WIDEST) if work.is_checked else 0.0
-        outcome = _predicted(space, cluster, made, width)
-        problem = "" if action == "keep" else _problem_of(space, cluster, outcome)
-    reason = problem
+    # Added as squares, as they do not depend on each other.
+    width = math.hypot(*_widths(work, cluster, made))
+    is_measured = action == "keep" and not space.taken
+    if is_measured:
+        made = replace(made, step_seconds=work.measured_seconds)
+        # A repeated run on the same hosts differs, too, and so does the machine.
+        width = math.hypot(_BAND, work.others_width) if work.is_checked else 0.0
+    outcome = None if problem else _predicted(space, cluster, made, min(width, _WIDEST))
+    reason = ""
     if asked_for:
-        reason = f"{ASKED_FOR}, but {problem}" if problem else ASKED_FOR
+        reason = ASKED_FOR
     elif action == "keep":
-        how = "by a profile of another type: not measured" if space.taken else "as it was measured"
-        reason = f"today's cluster, {how}"
+        reason = "today's cluster, as it was measured" if is_measured else "today's cluster"
+    if not problem and action != "keep":
+        problem = _problem_of(space, cluster, outcome)
     batch = work.global_batch_size
-    is_wider = outcome is not None and batch is not None and cluster.replicas != 1
+    if batch is not None:
+        batch = None if cluster.replicas == 1 else max(1, round(cluster.replicas * batch))
     # What a script sets is of one rank, and a host may have several.
     num_workers = math.ceil(cluster.dnn.all_workers / work.ranks) if action == "tune" else 0
     return Plan(
         action=action,
-        groups=tuple(_groups(cluster)),
+        groups=_groups(cluster),
         remote_share=made.remote_share if outcome else 0.0,
         predicted=outcome,
         feasible=not problem,
-        reason=reason,
-        global_batch_size=max(1, round(cluster.replicas * (batch or 1))) if is_wider else None,
+        reason=", but ".join(filter(None, (reason, problem))),
+        global_batch_size=batch if outcome else None,
         num_workers=num_workers or None,
     )
 
 
-def _groups(cluster: Cluster) -> Iterator[Group]:
-    for hosts in cluster.hosts:
-        is_dnn = hosts is cluster.dnn
-        yield Group(
-            name="dnn" if is_dnn else "data",
-            role="dnn" if is_dnn else "data",
-            instance_type=hosts.instance.type,
-            count=hosts.count,
-            processes_per_host=cluster.processes if is_dnn else None,
-            workers_per_host=hosts.workers,
-        )
+def _groups(cluster: Cluster) -> tuple[Group, ...]:
+    dnn = Group(
+        name="dnn",
+        role="dnn",
+        instance_type=cluster.dnn.instance.type,
+        count=cluster.dnn.count,
+        processes_per_host=cluster.processes,
+        workers_per_host=cluster.dnn.workers,
+    )
+    if cluster.data is None:
+        return (dnn,)
+    data = Group(
+        name="data",
+        role="data",
+        instance_type=cluster.data.instance.type,
+        count=cluster.data.count,
+        workers_per_host=cluster.data.workers,
+    )
+    return dnn, data
 
 
 def _predicted(space: Space, cluster: Cluster, made: Estimate, width: float) -> Predicted | None:
@@ -295,29 +303,29 @@ def _predicted(space: Space, cluster: Cluster, made: Estimate, width: float) -> 
         width: The relative error.
     """
     work = space.work
-    groups = [*_groups(cluster)]
+    groups = _groups(cluster)
     price = space.catalog.usd_per_hour(groups)
     price_today = space.catalog.usd_per_hour(_groups(work.todays))
     if space.is_billed and None in (price, price_today):
         return None
-    step = made.step_seconds
-    low, high = step * (1 - width), step * (1 + width)
-    # Time and money are counted by whole epochs, where they are known.
-    epochs = _planned_epochs(work, cluster)
-    epochs_today = _planned_epochs(work, work.todays)
-    seconds = step
+    step = seconds = made.step_seconds
     seconds_today = work.measured_seconds
+    low, high = step * (1 - width), step * (1 + width)
     figures: dict[str, float | None] = {}
-    if epochs and epochs_today:
+    # Time and money are counted by whole epochs, where they are known.
+    if work.epochs and (work.epochs.steps or work.epochs.inside_seconds):
+        epochs = _planned_epochs(work, cluster, work.epochs)
         seconds = epochs.whole_step_seconds(step)
-        seconds_today = epochs_today.whole_step_seconds(seconds_today)
+        seconds_today = work.epochs.whole_step_seconds(seconds_today)
         figures = {
             "whole_step_seconds": seconds,
             "whole_step_seconds_low": epochs.whole_step_seconds(low, pause="low_seconds"),
             "whole_step_seconds_high": epochs.whole_step_seconds(high, pause="high_seconds"),
         }
+    speedup = seconds_today / seconds
+    cpu_seconds = seconds * _capacity(cluster)
     # Without a bill CPU-seconds are compared.
-    change = seconds * _capacity(cluster) / (seconds_today * _capacity(work.todays)) - 1
+    ratio = cpu_seconds / (seconds_today * _capacity(work.todays))
     hours = None if space.total_steps is None else space.total_steps * seconds / 3600
     if price is not None:
         figures["usd_per_hour"] = price
@@ -325,7 +333,7 @@ def _predicted(space: Space, cluster: Cluster, made: Estimate, width: float) -> 
         figures["total_usd"] = None if hours is None else hours * price
         figures["break_even_speedup"] = price / price_today if price_today else None
         if space.is_billed and price_today:
-            change = seconds * price / (seconds_today * price_today) - 1
+            ratio = price / price_today / speedup
     kernel_seconds = made.accelerator_seconds * (1 - work.launch_share)
     return Predicted(
         step_seconds=step,
@@ -335,9 +343,9 @@ def _predicted(space: Space, cluster: Cluster, made: Estimate, width: float) -> 
         second_limit=_limit(made.second_limit, work),
         second_limit_seconds=made.second_seconds,
         accelerator_utilization=min(1.0, kernel_seconds / step),
-        speedup=seconds_today / seconds,
-        cost_change=change,
-        cpu_seconds=seconds * _capacity(cluster),
+        speedup=speedup,
+        cost_change=ratio - 1,
+        cpu_seconds=cpu_seconds,
         total_hours=hours,
         **figures,
     )
@@ -352,14 +360,11 @@ def _capacity(cluster: Cluster) -> float:
     return sum(hosts.count * hosts.instance.capacity for hosts in cluster.hosts)
 
 
-def _planned_epochs(work: Work, cluster: Cluster) -> EpochTimes | None:
-    """Returns the epochs of a cluster; None where nothing is known of today's."""
-    times = work.epochs
-    if times is None or not (times.steps or times.inside_seconds):
-        return None
-    here = _batch_seconds(work, work.todays.dnn)
-    makers = [hosts for hosts in cluster.hosts if hosts.workers != 0]
-    first = max((_batch_seconds(work, hosts) for hosts in makers), default=here)
+def _planned_epochs(work: Work, cluster: Cluster, times: EpochTimes) -> EpochTimes:
+    """Returns the epochs of a cluster: a worker there makes the first batch."""
+    makers = [hosts.instance for hosts in cluster.hosts if hosts.workers != 0]
+    here = _batch_seconds(work, work.reference)
+    first = max((_batch_seconds(work, instance) for instance in makers), default=here)
     start = times.start
     if work.num_workers == 0 and makers:
         # No worker made a batch: the first one is the trainer's no more.
@@ -376,9 +381,9 @@ def _planned_epochs(work: Work, cluster: Cluster) -> EpochTimes | None:
     return msgspec.structs.replace(times, start=start)
 
 
-def _batch_seconds(work: Work, hosts: Hosts) -> float:
+def _batch_seconds(work: Work, instance: Instance) -> float:
     """Returns the seconds in which one worker makes one rank's batch."""
-    return (work.worker_seconds(hosts.instance) + work.shared_seconds) / work.ranks
+    return (work.worker_seconds(instance) + work.shared_seconds) / work.ranks
 
 
 def _widths(work: Work, cluster: Cluster, made: Estimate) -> Iterator[float]:

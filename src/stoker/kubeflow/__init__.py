@@ -61,7 +61,6 @@ try:
 except ModuleNotFoundError as err:
     raise MissingExtraError.of(err, extra="kubeflow") from None
 
-from stoker.catalog import with_short_prices
 from stoker.parameters import PARAMETER_INPUT, PARAMETERS_INPUT, Parameter, parameters_of
 from stoker.pipelines.base import Compiled, about, checked, project_pipeline
 from stoker.pipelines.kubeflow import workload_text
@@ -138,7 +137,7 @@ class PipelineRun:
         Raises:
             UsageError: If the workload lacks what the steps need.
         """
-        placed = checked(with_short_prices(workload), target="kubeflow")
+        placed = checked(workload, target="kubeflow")
         settings = workload.kubernetes_settings
         inside = None
         if workload.kubernetes:

@@ -36,7 +36,6 @@ from typing import Literal, Protocol, cast
 
 import msgspec
 
-from stoker.catalog import with_short_prices
 from stoker.errors import MissingExtraError, UsageError
 from stoker.evaluate import metadata_names
 from stoker.parameters import Parameter, main_channel, parameters_of
@@ -320,7 +319,7 @@ class SageMakerPipelineRun:
         """
         # Another schedule does not make another pipeline.
         settings = msgspec.structs.replace(sagemaker_of(workload), schedule=None)
-        placed = checked(with_short_prices(workload), target="sagemaker")
+        placed = checked(workload, target="sagemaker")
         inputs = pack_inputs(msgspec.structs.replace(placed, sagemaker=settings), folder=folder)
         declared = parameters_of(inputs.workload)
         main = main_channel(workload)
