@@ -43,12 +43,6 @@ class PendingError:
         self._error = None
         return error
 
-    def moved(self) -> "PendingError":
-        """Returns another place with the error, or without any; here is none any more."""
-        moved = PendingError(self._error)
-        self._error = None
-        return moved
-
 
 def fresh(error: BaseException) -> BaseException:
     """Returns an error like one that several calls raise, each its own.

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Sized
 from dataclasses import dataclass, field, replace
 from traceback import walk_stack
-from typing import TYPE_CHECKING, NamedTuple, NotRequired, TypedDict, cast
+from typing import TYPE_CHECKING, NamedTuple, TypedDict, cast
 
 from stoker.environment import ProcessSettings, from_environment
 from stoker.feed.bad_samples import BadSampleList
@@ -38,32 +38,13 @@ _MAKERS = ("torch", "torchdata", "stoker")
 SamplerSnapshot = dict[str, object]
 
 
-class EpochBeginning(TypedDict):
-    """How the current epoch began, and how far it is.
-
-    Attributes:
-        num_drawn: Batches that the sampler was asked for, including those in progress.
-        is_drawn_out: The sampler is exhausted; it may draw from a generator once more at its end.
-        digest: Checksum of everything that the sampler gave.
-        at_iter, at_draw: When the sampler's iterator was made, and first asked.
-        stream: Of an iterable dataset.
-    """
-
-    num_yielded: int
-    num_drawn: int
-    is_drawn_out: bool
-    digest: str
-    at_iter: SamplerSnapshot | None
-    at_draw: SamplerSnapshot | None
-    stream: NotRequired[dict[str, object]]
-
-
 class LoaderState(TypedDict):
     """State of a loader in its epoch, or (`begun` is None) before its next one.
 
     Attributes:
         loader: What the loader that takes the state must have in common.
         keeps_seed: All epochs have one base seed, as with torch's persistent workers.
+        begun: How the epoch began and how far it is: IN_STATE, and `stream` of an iterable dataset.
     """
 
     version: int
@@ -72,14 +53,12 @@ class LoaderState(TypedDict):
     num_yielded: int
     base_seed: int | None
     keeps_seed: bool
-    begun: EpochBeginning | None
+    begun: dict[str, object] | None
     now: SamplerSnapshot
 
 
-def new_beginning(at_iter: SamplerSnapshot | None = None) -> EpochBeginning:
-    return EpochBeginning(
-        num_yielded=0, num_drawn=0, is_drawn_out=False, digest="", at_iter=at_iter, at_draw=None
-    )
+# What a state has of an epoch's progress.
+IN_STATE = ("num_yielded", "num_drawn", "is_drawn_out", "digest", "at_iter", "at_draw")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -88,18 +67,26 @@ class EpochProgress:
 
     Attributes:
         first: Batches that the script got before this process resumed the epoch.
-        begun: As its state has it.
         resumed: The loaded state that it begins from, until its first batch is there.
         stream: Of an iterable dataset whose loader has a `state_dict`, or that is fed.
+        num_drawn: Batches that the sampler was asked for, including those in progress.
+        is_drawn_out: The sampler is exhausted; it may draw from a generator once more at its end.
+        digest: Checksum of everything that the sampler gave.
+        at_iter, at_draw: When the sampler's iterator was made, and first asked.
     """
 
     epoch: int
     base_seed: int = 0
     first: int = 0
-    begun: EpochBeginning = field(default_factory=new_beginning)
     resumed: LoaderState | None = None
     is_over: bool = False
     stream: "StreamProgress | None" = None
+    num_yielded: int = 0
+    num_drawn: int = 0
+    is_drawn_out: bool = False
+    digest: str = ""
+    at_iter: SamplerSnapshot | None = None
+    at_draw: SamplerSnapshot | None = None
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False)

@@ -2,7 +2,6 @@
 
 import pickle
 import weakref
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -40,7 +39,6 @@ from stoker.feed.seeding import Numbered, shown_index
 from stoker.feed.tolerance import ToleratedBatch
 from stoker.feed.trial import made_again, verdict_of
 from stoker.logs import EventName
-from stoker.pending_error import PendingError
 
 
 class FedSource:
@@ -87,20 +85,19 @@ class FedSource:
         self._is_checked = self._is_remote or not is_comparable
         indices = epoch.indices
         each: OrderedBatch | None = None
-        num_shards = 0
-        is_new = is_resumed = False
-        if epoch.stream is not None:
+        stream = epoch.stream
+        if stream is not None:
             # The same for every batch: torch's sampler of an iterable dataset gives the batch size.
             index = next(indices).index
             each = OrderedBatch(pack_index(index), (epoch.progress.base_seed,))
             indices = iter(())
-            num_shards = len(epoch.stream.shards)
             is_resumed = epoch.progress.resumed is not None
             schedule = self._session.schedule
             assert isinstance(schedule, ShardScheduler)
-            # Persistent workers go on.
-            is_new = is_first or is_resumed or num_shards != schedule.num_shards
-            self._is_checked |= is_resumed or not is_new
+            self._is_checked |= is_resumed or not is_first
+            if not (is_first or is_resumed or len(stream.shards) != schedule.num_shards):
+                # Persistent workers go on.
+                stream = None
         self._indices = IndexSource(indices)
         assert self._books.sent is not None
         request = EpochRequest(
@@ -111,13 +108,9 @@ class FedSource:
             num_workers=loader.num_workers,
             local_workers=0 if self._is_remote else num_local_workers(loader, self._process),
             each=each,
-            # As torch: without workers, a sampler draws its own seed at the first batch.
-            is_eager=loader.num_workers > 0,
             pins_on=current_device() if epoch.pins else None,
             base_seed=epoch.progress.base_seed,
-            num_shards=num_shards,
-            resumed=epoch.stream if is_resumed else None,
-            goes_on=not is_new,
+            stream=stream,
         )
         self._epoch_id[0] = self._session.begin(request, self._indices)
 
@@ -181,8 +174,10 @@ class FedSource:
         epoch = replace(self._epoch)
         drawn = map(_numbered_of, self._session.cancel(self._epoch_id[0]))
         if stream is None:
-            failure = self._indices.failure.moved()
-            epoch.indices = chain(drawn, _raising(failure), self._indices.indices)
+            failure = self._indices.failure
+            if failure.is_there and not failure.is_end:
+                raise failure.take()
+            epoch.indices = chain(drawn, self._indices.indices)
         workers = loader.num_workers if stream is None else len(stream.shards)
         if workers:
             self._rest = WorkersSource(loader, epoch, num_processes=workers, is_rest=True)
@@ -277,13 +272,6 @@ def _cancel(feed: Feed, session: FeedSession, epoch_id: list[int]) -> None:
     """Ends the epoch of a source that is gone; a finalizer, so in any thread: takes no lock."""
     session.cancelled_epoch_id = epoch_id[0]
     feed.post(partial(session.cancel, epoch_id[0]))
-
-
-def _raising(failure: PendingError) -> Iterator[Numbered]:
-    """Yields nothing; raises how a sampler failed, once all indices before it are taken."""
-    if failure.is_there and not failure.is_end:
-        raise failure.take()
-    yield from ()
 
 
 def _last_words(err: BaseException) -> str:

@@ -26,11 +26,10 @@ from torch.utils.data.dataloader import (
 from stoker.errors import UsageError
 from stoker.feed.bad_samples import check_limit
 from stoker.feed.bookkeeping import (
-    EpochBeginning,
+    IN_STATE,
     EpochProgress,
     SamplerSnapshot,
     TrainerProcess,
-    new_beginning,
 )
 from stoker.feed.engine.messages import BadSample
 from stoker.feed.generators import GLOBALS
@@ -104,28 +103,29 @@ class EpochIterator(_BaseDataLoaderIter):
         state = books.pending_state()
         # From here on the state is used: no later epoch begins from it again.
         books.loaded = None
-        begun: EpochBeginning | None = None
+        begun: dict[str, object] = {}
         if state is not None:
             books.epochs, books.base_seed = state["epoch"], state["base_seed"]
             books.keeps_seed = state["keeps_seed"]
-            begun = state["begun"]
-        resumed = None if begun is None else state
-        at_iter = self._draw_as_torch(place.loader, is_resumed=begun is not None, is_again=is_again)
+            begun = state["begun"] or {}
+        at_iter = self._draw_as_torch(place.loader, is_resumed=bool(begun), is_again=is_again)
         self._index_sampler = place.loader._index_sampler
         self._num_workers = place.num_processes or place.loader.num_workers
         self._progress = books.progress = progress = EpochProgress(
             epoch=books.next_epoch(),
             base_seed=int(self._base_seed),
-            first=begun["num_yielded"] if begun else 0,
-            begun=begun.copy() if begun else new_beginning(at_iter),
-            resumed=resumed,
+            resumed=state if begun else None,
+            at_iter=at_iter,
         )
+        for name in begun.keys() & IN_STATE:
+            setattr(progress, name, begun[name])
+        progress.first = progress.num_yielded
         if not self._is_map_style:
             progress.stream = self._stream_of(begun, place)
-        is_replayed = begun is not None and self._is_map_style
+        is_replayed = bool(begun) and self._is_map_style
         self._draws = IndexDraws(
             # Torch's sampler of a stream gives the same for each batch.
-            self._sampler_iter if is_replayed or begun is None else iter(self._index_sampler),
+            self._sampler_iter if is_replayed or not begun else iter(self._index_sampler),
             progress,
             replica=process.settings.feed.replica(process.settings.rank),
             is_batched=self._auto_collation,
@@ -188,9 +188,9 @@ class EpochIterator(_BaseDataLoaderIter):
         books.base_seed = int(self._base_seed)
         return at_iter
 
-    def _stream_of(self, begun: EpochBeginning | None, place: Placement) -> StreamProgress | None:
+    def _stream_of(self, begun: dict[str, object], place: Placement) -> StreamProgress | None:
         """Returns how far an iterable dataset is; None: nobody asks for its state."""
-        if begun is not None:
+        if begun:
             return progress_from(begun["stream"])
         if not (self._has_state or place.is_fed):
             return None
@@ -198,7 +198,6 @@ class EpochIterator(_BaseDataLoaderIter):
         return StreamProgress(
             num_workers=num_workers,
             shards=[ShardProgress() for _ in range(max(1, num_workers))],
-            is_inline=not (place.is_fed or place.num_processes),
         )
 
     def _begin_source(self, place: Placement, epoch: Epoch) -> None:
@@ -252,7 +251,7 @@ class EpochIterator(_BaseDataLoaderIter):
     def _note_bad(self, batch: ToleratedBatch) -> None:
         """Lists a batch's bad samples; raises FeedError if the epoch has too many."""
         process, books = self._process, self._books
-        number = self._progress.begun["num_yielded"] - 1
+        number = self._progress.num_yielded - 1
         process.bad.add(batch, epoch=self._number, number=number, loader=books.number)
         self._bad += batch.bad
         num_batches = 0
@@ -274,8 +273,8 @@ class EpochIterator(_BaseDataLoaderIter):
         """
         progress, sizes = self._progress, self._draws.sizes
         size = 0
-        while progress.begun["num_yielded"] < progress.first + source.num_taken:
-            progress.begun["num_yielded"] += 1
+        while progress.num_yielded < progress.first + source.num_taken:
+            progress.num_yielded += 1
             size = sizes.popleft() if sizes else 0
         progress.resumed = None
         self._num_samples += size
@@ -353,18 +352,18 @@ class IndexDraws:
         return numbered
 
     def _draw(self) -> object:
-        begun = self._progress.begun
-        if self._generators is not None and begun["at_draw"] is None:
-            begun["at_draw"] = take(self._generators)
+        progress = self._progress
+        if self._generators is not None and progress.at_draw is None:
+            progress.at_draw = take(self._generators)
         try:
             index = next(self._indices)
         except StopIteration:
-            begun["is_drawn_out"] = True
+            progress.is_drawn_out = True
             raise
         index = _as_it_is(index)
-        begun["num_drawn"] += 1
+        progress.num_drawn += 1
         if self._generators is not None:
-            begun["digest"] = digest_with(index, before=begun["digest"])
+            progress.digest = digest_with(index, before=progress.digest)
         return index
 
     def resume(self, sampler: Iterable[object]) -> None:
@@ -373,42 +372,42 @@ class IndexDraws:
         Raises:
             UsageError: The sampler does not give the same again.
         """
-        begun, state, generators = self._progress.begun, self._progress.resumed, self._generators
-        assert state is not None
-        assert begun["at_iter"] is not None
+        progress, generators = self._progress, self._generators
+        assert progress.resumed is not None
+        assert progress.at_iter is not None
         assert generators is not None
         here = take(GLOBALS)
         try:
-            restore(generators, begun["at_iter"])
+            restore(generators, progress.at_iter)
             self._indices = iter(sampler)
-            if begun["at_draw"] is not None:
-                restore(generators, begun["at_draw"])
-            if self._drawn_again(begun) != begun["digest"]:
+            if progress.at_draw is not None:
+                restore(generators, progress.at_draw)
+            if self._drawn_again(progress) != progress.digest:
                 raise UsageError(
                     f"the sampler ({type(sampler).__name__}) did not give the same "
-                    f"{begun['num_drawn']} batches as before the state was taken",
-                    where=f"epoch {self._progress.epoch}, {begun['num_yielded']} batches yielded",
+                    f"{progress.num_drawn} batches as before the state was taken",
+                    where=f"epoch {progress.epoch}, {progress.num_yielded} batches yielded",
                     fix="build the dataset and the sampler as in the run that saved the state, "
                     "with the same set_epoch; a sampler draws from generators of its own, of the "
                     "loader or the process",
                 )
             # Where the sampler draws while it is asked, the script's draws come next.
-            restore(generators, state["now"])
+            restore(generators, progress.resumed["now"])
         finally:
             restore(GLOBALS, here)
 
-    def _drawn_again(self, begun: EpochBeginning) -> str:
+    def _drawn_again(self, progress: EpochProgress) -> str:
         """Draws what was drawn, and keeps what of it was not yielded; returns its digest."""
         digest = ""
-        for number in range(begun["num_drawn"]):
+        for number in range(progress.num_drawn):
             # Not next(): a sampler that ends too early gives another digest, not an error here.
             for given in self._indices:
                 index = _as_it_is(given)
                 digest = digest_with(index, before=digest)
-                if number >= begun["num_yielded"]:
+                if number >= progress.num_yielded:
                     self._ahead.append(index)
                 break
-        if begun["is_drawn_out"]:
+        if progress.is_drawn_out:
             # To its end, where it may draw once more; what else it gives makes another digest.
             digest += "".join("more" for _ in self._indices)
         return digest

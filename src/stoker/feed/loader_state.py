@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 from stoker.errors import UsageError
 from stoker.feed.bookkeeping import (
-    EpochBeginning,
+    IN_STATE,
     LoaderState,
     SamplerSnapshot,
     TrainerProcess,
@@ -95,18 +95,20 @@ def state_of(
     keeps_seed = books.keeps_seed
     if keeps_seed is None:
         keeps_seed = loader.persistent_workers and loader.num_workers > 0
-    begun: EpochBeginning | None = None
+    begun: dict[str, object] | None = None
+    num_yielded = 0
     epoch = books.epochs
     if progress is not None and (is_under_way or not progress.is_over):
-        epoch, begun = progress.epoch, progress.begun.copy()
-        begun["num_yielded"] -= num_held
+        epoch, num_yielded = progress.epoch, progress.num_yielded - num_held
+        begun = {name: getattr(progress, name) for name in IN_STATE}
+        begun["num_yielded"] = num_yielded
         if progress.stream is not None:
             begun["stream"] = progress.stream.state(num_held=num_held)
     return LoaderState(
         version=VERSION,
         loader=_facts(loader, process, generators),
         epoch=epoch,
-        num_yielded=begun["num_yielded"] if begun else 0,
+        num_yielded=num_yielded,
         base_seed=books.base_seed,
         keeps_seed=keeps_seed,
         begun=begun,

@@ -29,7 +29,6 @@ from stoker.feed.loader_state import restore, take
 from stoker.feed.seeding import Numbered, PreservedRandomStates, Seeder, Seeding
 from stoker.feed.streams import ShardBatches, StreamFetcher, StreamProgress, own_before
 from stoker.feed.tolerance import OnError, TolerantFetcher, ToleratedBatch
-from stoker.pending_error import PendingError
 
 WorkerInit = Callable[[int], object]
 AnyLoader = DataLoader[object]
@@ -189,30 +188,30 @@ class TrainerSource:
     ) -> None:
         """Begins a stream, and makes again what an earlier process made: it draws the same."""
         (shard,) = stream.shards
-        begun = self._epoch.progress.begun
-        is_resumed = self._epoch.progress.resumed is not None
+        progress = self._epoch.progress
+        is_resumed = progress.resumed is not None
         if not is_resumed:
-            begun["at_iter"] = take(GLOBALS)
+            progress.at_iter = take(GLOBALS)
         own = own_before(shard.owns, shard.num_made)
         # The script's own draws stay where they are.
         preserved = PreservedRandomStates() if is_resumed else contextlib.nullcontext()
         with _MakingHere(), preserved:
-            if is_resumed and begun["at_iter"] is not None:
-                restore(GLOBALS, begun["at_iter"])
+            if is_resumed and progress.at_iter is not None:
+                restore(GLOBALS, progress.at_iter)
             # Torch's sampler of a stream gives the same for each batch.
             index = next(iter(loader._index_sampler))
             batches.begin(index, num_made=shard.num_made, own=own)
 
         def fetch(index: object) -> object:
+            own: OwnState | None = None
             try:
                 batch = batches.make(index)
-            except StopIteration:
-                raise
-            except Exception:
-                stream.deliver(0)
-                raise
-            stream.deliver(0, batches.take_own())
-            return batch
+                own = batches.take_own()
+                return batch
+            finally:
+                # One that failed counts.
+                if batches.position > shard.num_made:
+                    stream.deliver(0, own)
 
         self._fetch = fetch
 
@@ -283,7 +282,6 @@ class WorkersSource(_MultiProcessingDataLoaderIter):
 
     def _set(self, epoch: Epoch) -> None:
         self._epoch = epoch
-        self._failure = PendingError()
         self.num_taken = 0
 
     # torch draws it in its constructor; the epoch has its own.
@@ -313,18 +311,7 @@ class WorkersSource(_MultiProcessingDataLoaderIter):
         self._reset(SimpleNamespace(generator=torch.Generator(), _IterableDataset_len_called=None))
 
     def _next_index(self) -> object:
-        # Its error, or end, has its turn after the batches before it.
-        if self._failure.is_there:
-            raise StopIteration
-        try:
-            numbered = next(self._epoch.indices)
-        except StopIteration:
-            # A new one: the traceback of the original would keep the iterator.
-            self._failure.keep(StopIteration())
-            raise
-        except Exception as err:
-            self._failure.keep(err)
-            raise StopIteration from None
+        numbered = next(self._epoch.indices)
         return numbered.index if self._epoch.seeding == "torch" else numbered
 
     def _process_data(self, data: object, *worker: int) -> object:
@@ -332,12 +319,6 @@ class WorkersSource(_MultiProcessingDataLoaderIter):
         return super()._process_data(data, *worker)  # type: ignore[no-untyped-call]
 
     def take(self) -> object:
-        if not self._task_info:
-            if not self._failure.is_there:
-                # As torch without workers, which asks a sampler again after an error.
-                self._try_put_index()
-            if self._failure.is_there and not self._failure.is_end:
-                raise self._failure.take()
         batch: object = self._next_data()  # type: ignore[no-untyped-call]
         stream = self._epoch.stream
         if stream is None or not isinstance(batch, OfShard):

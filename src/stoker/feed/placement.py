@@ -81,10 +81,9 @@ def _wanted(loader: AnyLoader, process: TrainerProcess) -> Placement:
     stream = _pending_stream(books)
     here = Placement(loader, loader.num_workers)
     if stream is not None:
-        # As many as there are shards; what data hosts made had a process even without workers.
-        here = Placement(loader, 0 if stream.is_inline else len(stream.shards))
-    if books.made_here or (stream is not None and stream.is_inline):
-        # An inline stream may draw from the trainer's random states until the end of its epoch.
+        # As many as there are shards.
+        here = Placement(loader, len(stream.shards) if stream.num_workers else 0)
+    if books.made_here:
         return here
     num_workers = _num_workers_of(loader, process)
     if not (settings.has_data_group and settings.coordinator):

@@ -196,14 +196,12 @@ class StreamProgress(msgspec.Struct, kw_only=True):
 
     Attributes:
         num_workers: What `get_worker_info()` says in the dataset; 0: it is None.
-        is_inline: The trainer's own process makes the batches, from its random states.
         next_number: Shard s has the numbers s, s + S, s + 2S, ... for its batches.
         before_last: `next_number` before the last batch, and the number of that one's shard.
     """
 
     num_workers: int
     shards: list[ShardProgress]
-    is_inline: bool = False
     next_number: int = 0
     before_last: tuple[int, int] = (0, 0)
 

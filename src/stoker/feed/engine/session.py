@@ -87,12 +87,9 @@ class EpochRequest:
         num_workers: The script's.
         local_workers: Workers on this host that help.
         each: All batches of an iterable dataset, whose sampler gives no indices.
-        is_eager: The sampler is asked at once, not at the first `next`.
         pins_on: Index of the accelerator for which batches live in pinned memory.
         base_seed: Of workers that are started in it.
-        num_shards: Of an iterable dataset.
-        resumed: How far these are in a loaded state.
-        goes_on: Workers of shards that persist go on.
+        stream: How far the shards of an iterable dataset are; None: its workers persist and go on.
     """
 
     epoch: int
@@ -102,12 +99,9 @@ class EpochRequest:
     num_workers: int = 1
     local_workers: int = 0
     each: OrderedBatch | None = None
-    is_eager: bool = True
     pins_on: int | None = None
     base_seed: int = 0
-    num_shards: int = 0
-    resumed: StreamProgress | None = None
-    goes_on: bool = False
+    stream: StreamProgress | None = None
 
 
 @dataclass(eq=False)
@@ -204,14 +198,12 @@ class FeedSession:
         with self._lock:
             # Workers of another dataset, or of another state of the script, do not go on.
             made_of = (request.spec.digest, request.script, request.seeding)
-            is_stream = isinstance(schedule, ShardScheduler)
-            is_new_stream = is_stream and not (request.goes_on and schedule.persists)
-            if self._made_of != made_of or is_new_stream:
+            if self._made_of != made_of or request.stream is not None:
                 self._made_of = made_of
                 self.dismiss()
             schedule.begin()
-            if isinstance(schedule, ShardScheduler) and not request.goes_on:
-                schedule.divide(request.num_shards, resumed=request.resumed)
+            if isinstance(schedule, ShardScheduler) and request.stream is not None:
+                schedule.divide(request.stream)
             self.request = request
             self.epoch = request.epoch
             self.epoch_id += 1
@@ -223,7 +215,8 @@ class FeedSession:
             self.alone_since = time.monotonic()
             self.is_busy = True
         self._shared.wake()
-        if request.is_eager:
+        # As torch: without workers, a sampler draws its own seed at the first batch.
+        if request.num_workers:
             self._draw(epoch_id)
             self.order()
         return epoch_id

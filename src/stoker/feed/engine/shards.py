@@ -69,16 +69,15 @@ class ShardScheduler(BatchScheduler):
         self._shards = [Shard(shard.worker) for shard in self._shards]
         self.last_taken: int | None = None
 
-    def divide(self, num_shards: int, *, resumed: StreamProgress | None) -> None:
-        """Sets the shards of the epoch that has just begun, and how far a loaded state has them."""
-        self._shards = [Shard() for _ in range(num_shards)]
-        if resumed is None:
-            return
-        for number, (shard, given) in enumerate(zip(self._shards, resumed.shards, strict=True)):
-            shard.taken = shard.arrived = shard.first = given.num_made
-            shard.end = given.num_made if resumed.is_exhausted(number) else None
-            shard.owns = given.owns
-        self.head = resumed.next_number
+    def divide(self, progress: StreamProgress) -> None:
+        """Sets the shards of the epoch that has just begun, and how far they are."""
+        self._shards = []
+        for number, given in enumerate(progress.shards):
+            made = given.num_made
+            end = made if progress.is_exhausted(number) else None
+            shard = Shard(taken=made, arrived=made, first=made, end=end, owns=given.owns)
+            self._shards.append(shard)
+        self.head = progress.next_number
         self._skip()
 
     def show(self, progress: StreamProgress) -> None:
