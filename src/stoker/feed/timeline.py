@@ -23,6 +23,8 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
+import msgspec
+
 from stoker.feed.device_events import ExposedWait, FoundDevice
 from stoker.units import wait_share
 
@@ -79,14 +81,11 @@ class MeasuredStep(NamedTuple):
 def step_of(row: str) -> MeasuredStep | None:
     """Returns the step in a row of a timeline; None for the header, and for a truncated row."""
     try:
-        loader, epoch, batch, start, wait, compute, samples, steps = row.split(",")
-        numbers = int(loader), int(epoch), int(batch)
-        step = MeasuredStep(
-            *numbers, float(start), float(wait), float(compute), int(samples), int(steps)
-        )
-    except ValueError:
+        step = msgspec.convert(row.split(","), MeasuredStep, strict=False)
+    except msgspec.ValidationError:
         return None
-    return step if math.isfinite(step.end_seconds) and step.steps > 0 else None
+    is_whole = row.count(",") == COLUMNS.count(",")
+    return step if is_whole and math.isfinite(step.end_seconds) and step.steps > 0 else None
 
 
 def read_timeline(path: Path) -> list[MeasuredStep]:
@@ -266,9 +265,8 @@ class Timeline:
         self.latest: Steps | None = None
         self.whole = LoaderSums()
         self._path = path
-        # To be written, with whether each is among the first of its epoch.
-        self._steps: list[tuple[MeasuredStep, bool]] = []
-        # Of the file, by loader: that are not complete yet.
+        # Of the file: to be written, and by loader what is not complete yet.
+        self._complete: list[MeasuredStep] = []
         self._rows: dict[int, MeasuredStep] = {}
         self._num_rows = 0
         self._zero = self._flushed = 0.0
@@ -300,33 +298,6 @@ class Timeline:
             return
         if self.whole.steps == 1:
             self._zero = self._flushed = step.start_seconds
-        self._steps.append((step, is_early))
-        # A finalizer may run in the thread that holds the lock of `flush`: a deadlock.
-        if may_write and ended - self._flushed > _FLUSH_SECONDS:
-            self.flush()
-
-    def flush(self, *, is_last: bool = False) -> None:
-        """Writes what has been collected; a full disk ends the timeline, not the training."""
-        with self._lock, contextlib.suppress(OSError):
-            self._flushed = self.clock()
-            steps, self._steps = self._steps, []
-            if self._path is None or not (steps or is_last):
-                return
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            with self._path.open("a", encoding="utf-8") as file:
-                if not file.tell():
-                    file.write(COLUMNS + "\n")
-                complete: list[MeasuredStep] = []
-                for step, is_early in steps:
-                    self._collect(step, is_early, complete)
-                if is_last:
-                    complete += self._rows.values()
-                    self._rows.clear()
-                self._num_rows += len(complete)
-                file.writelines(map(self._line, complete))
-
-    def _collect(self, step: MeasuredStep, is_early: bool, complete: list[MeasuredStep]) -> None:
-        """Adds a step to its loader's row; appends rows that are complete."""
         row = self._rows.pop(step.loader, None)
         if row is not None:
             if step.batch == row.batch + row.steps and step.epoch == row.epoch and not is_early:
@@ -338,12 +309,31 @@ class Timeline:
                     row.steps + 1,
                 )
             else:
-                complete.append(row)
-        most = 1 << (self._num_rows + len(complete)) // LEVEL_ROWS
-        if is_early or step.steps >= most:
-            complete.append(step)
+                self._complete.append(row)
+        if is_early or step.steps >= 1 << (self._num_rows + len(self._complete)) // LEVEL_ROWS:
+            self._complete.append(step)
         else:
             self._rows[step.loader] = step
+        # A finalizer may run in the thread that holds the lock of `flush`: a deadlock.
+        if may_write and ended - self._flushed > _FLUSH_SECONDS:
+            self.flush()
+
+    def flush(self, *, is_last: bool = False) -> None:
+        """Writes what has been collected; a full disk ends the timeline, not the training."""
+        with self._lock, contextlib.suppress(OSError):
+            self._flushed = self.clock()
+            complete, self._complete = self._complete, []
+            if is_last:
+                complete += self._rows.values()
+                self._rows.clear()
+            if self._path is None or not (complete or is_last):
+                return
+            self._num_rows += len(complete)
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with self._path.open("a", encoding="utf-8") as file:
+                if not file.tell():
+                    file.write(COLUMNS + "\n")
+                file.writelines(map(self._line, complete))
 
     def _line(self, row: MeasuredStep) -> str:
         start = row.start_seconds - self._zero
