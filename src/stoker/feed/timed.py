@@ -9,6 +9,7 @@ import math
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from itertools import islice
 from typing import Generic, TypeVar, cast
 
 from stoker.environment import from_environment
@@ -23,7 +24,8 @@ _T = TypeVar("_T")
 
 Samples = Callable[[_T], int] | int
 
-_MAX_DEPTH = 4
+# Of a batch, that are looked at for an array.
+_MAX_PARTS = 1000
 
 
 def timed(
@@ -121,33 +123,28 @@ class _TimedIterator(Iterator[_T]):
 
 def num_samples(batch: object) -> int:
     """Returns the first dimension of the first array or tensor in it; else its length, else 1."""
-    for rows in _rows(batch, depth=0):
-        return rows
+    waiting = [batch]
+    # Those within containers come later.
+    for part in islice(waiting, _MAX_PARTS):
+        # Not of a scalar, nor of a ragged or symbolic tensor.
+        with contextlib.suppress(AttributeError, TypeError, ValueError, IndexError):
+            return int(part.shape[0])  # type: ignore[attr-defined]
+        if isinstance(part, Mapping):
+            waiting += part.values()
+        elif isinstance(part, Sequence) and not isinstance(part, str | bytes):
+            waiting += part
     if isinstance(batch, Mapping):
         batch = next(iter(batch.values()), ())
     return len(batch) if isinstance(batch, Sequence) and not isinstance(batch, str | bytes) else 1
 
 
-def _rows(batch: object, *, depth: int) -> Iterator[int]:
-    """Yields the first dimensions of the arrays in a batch."""
-    if hasattr(batch, "shape"):
-        # Not of a scalar, nor of a ragged or symbolic tensor.
-        with contextlib.suppress(TypeError, ValueError, IndexError):
-            yield int(batch.shape[0])
-        return
-    parts = batch.values() if isinstance(batch, Mapping) else batch
-    is_container = isinstance(batch, Mapping | Sequence) and not isinstance(batch, str | bytes)
-    for part in cast("Iterable[object]", parts) if is_container and depth < _MAX_DEPTH else ():
-        yield from _rows(part, depth=depth + 1)
-
-
 def _is_timed_already(batches: object, process: TrainerProcess) -> bool:
     # Of `stoker.to_device`, its loader.
-    inner = getattr(batches, "_batches", batches)
-    torch_data = sys.modules.get("torch.utils.data")
-    if torch_data is None or not isinstance(inner, torch_data.DataLoader):
+    kind = type(getattr(batches, "_batches", batches))
+    method = getattr(kind, "_get_iterator", None)
+    if method is None:
         return isinstance(batches, TimedBatches)
-    is_stokers = type(inner)._get_iterator.__module__.startswith("stoker.feed.")
+    is_stokers = method.__module__.startswith("stoker.feed.")
     # A profile measures torch's own loaders.
     return is_stokers or process.settings.profile is not None
 
