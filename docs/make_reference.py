@@ -825,7 +825,7 @@ RUN_FILES = MappingProxyType(
 
 def files_page() -> str:
     """Returns the page of the files of a run, the ports and the exit codes."""
-    ports = FeedSettings().ports
+    first = FeedSettings().port
     names = {
         0: "the coordinator on the first dnn host, and the agent on each data host",
         1: "each agent, to send batches; it parses nothing here",
@@ -858,9 +858,9 @@ def files_page() -> str:
         "get free ports.",
         "",
         *(
-            f"- **{port}** ([`{key}`](workload.md#feedport){f' + {index}' if index else ''}): "
-            f"{names[index]}. Connections come from {peers[index]}."
-            for index, (port, key) in enumerate(ports.items())
+            f"- **{first + index}** ([`feed.port`](workload.md#feedport)"
+            f"{f' + {index}' if index else ''}): {name}. Connections come from {peers[index]}."
+            for index, name in names.items()
         ),
         "- **A port that you choose** ([`feed.metrics_port`](workload.md#feedmetrics_port), off by "
         "default): Prometheus metrics, on the first dnn host. Whatever scrapes them connects.",

@@ -38,7 +38,6 @@ class EventName(StrEnum):
     BATCH_OVERDUE = auto()  # A batch takes much longer than others.
     BATCHES_LOST = auto()  # A connection to a data host broke.
     BATCHES_SEEDED = auto()  # Each batch has its own seed, unlike in a run without stoker.
-    BUDGET_NEARLY_SPENT = auto()  # 80% of constraints.max_usd has been spent.
     BUDGET_SPENT = auto()  # constraints.max_usd has been spent; the script may save before it ends.
     CALL_REPEATED = auto()  # A service did not answer; the call is retried.
     COMMAND_ENDED = auto()  # The training command ended, with its exit code and CPU time.

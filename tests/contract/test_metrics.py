@@ -15,7 +15,7 @@ import yaml
 from stoker.environment import ProcessSettings
 from stoker.feed.engine.run_messages import FeedWork, HostWork, MemoryPeak, Progress
 from stoker.launch.limits import Spending
-from stoker.launch.prometheus import METRICS, metrics_served
+from stoker.launch.prometheus import METRICS, serve_metrics
 from stoker.logs import Log, parse_line
 from stoker.records import FeedSettings
 from stoker.records.training import Budget
@@ -26,7 +26,6 @@ from support.cluster_files import FOLDER
 SPENDING = Spending(
     Budget(usd_per_hour={"dnn": 3600.0}, max_usd=5.0),
     hosts={"dnn": 1},
-    log=Log(run="run", host="gpu-1", stream=StringIO()),
     clock=iter((0.0, *[2.0] * 99)).__next__,
 )
 
@@ -57,11 +56,11 @@ def scrape(port):
         return answer.read().decode()
 
 
-def served(port, *, stream=None):
+def serve(port, *, stream=None):
     log = Log(run="run", host="gpu-1", stream=stream or StringIO())
-    settings = ProcessSettings(run_id="r", feed=FeedSettings(metrics_port=port))
+    settings = ProcessSettings(run_id="r", feed=FeedSettings())
     run = SimpleNamespace(settings=settings, topology=TOPOLOGY, log=log)
-    return metrics_served(run, LIMITS, SERVER)
+    serve_metrics(run, LIMITS, SERVER, port=port)
 
 
 def test_the_metrics_are_as_the_library_itself_reads_them():
@@ -69,8 +68,8 @@ def test_the_metrics_are_as_the_library_itself_reads_them():
     from prometheus_client.parser import text_string_to_metric_families
 
     port = free_port()
-    with served(port):
-        families = {each.name: each for each in text_string_to_metric_families(scrape(port))}
+    serve(port)
+    families = {each.name: each for each in text_string_to_metric_families(scrape(port))}
     assert {name: each.type for name, each in families.items()} == {
         name: kind for name, (kind, _, _) in METRICS.items()
     }
@@ -93,20 +92,17 @@ def test_the_metrics_are_as_the_library_itself_reads_them():
     assert values["stoker_data_host_up", ("host", 'data-"2"\\'), run] == 0
 
 
-def test_the_port_is_on_loopback_and_free_again_after_the_run():
+def test_the_port_is_on_loopback():
     pytest.importorskip("prometheus_client")
     port = free_port()
-    with served(port), socket.socket() as probe:
+    serve(port)
+    with socket.socket() as probe:
         # Another loopback address is another interface: nothing listens there.
         assert probe.connect_ex(("127.0.0.2", port)) != 0
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.bind(("127.0.0.1", port))
 
 
 def not_served(port):
-    with served(port, stream=(stream := StringIO())):
-        pass
+    serve(port, stream=(stream := StringIO()))
     event = parse_line(stream.getvalue())
     assert event.event == "metrics_serve_failed"
     return event.values["text"]

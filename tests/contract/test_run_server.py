@@ -25,7 +25,7 @@ from stoker.feed.engine.run_messages import (
 )
 from stoker.launch import host_client
 from stoker.launch.host_client import HostClient, HostRun
-from stoker.launch.run_server import HostChange, RunServer
+from stoker.launch.run_server import RunServer
 from stoker.logs import Log
 from stoker.records import FeedSettings
 from support import builders, processes
@@ -38,7 +38,6 @@ until = functools.partial(processes.until, what="the condition comes true", seco
 
 class Run:
     def __init__(self):
-        self.failures: list[HostChange] = []
         self.clients: dict[str, HostClient] = {}
         self.log: TextIO = StringIO()
         self._closing: list[Callable[[], None]] = []
@@ -70,7 +69,6 @@ class Run:
     def server(self, *names, outcome_seconds=0.5, **feed):
         server = RunServer(
             self.host("leader", *(names or ("d1",)), **feed),
-            on_failure=self.failures.append,
             outcome_seconds=outcome_seconds,
         )
         server.start()
@@ -176,12 +174,12 @@ def test_stages_are_heard_at_once_and_by_those_that_come_later(run):
 def test_a_failure_carries_its_exit_code_and_words_and_a_silent_host_is_lost(run):
     server = run.server("f1", "f2", lease_seconds=2.0)
     run.joined("f1").tell(end=HostEnd(exit_code=7, reason="LookupError: no such thing"))
-    until(lambda: bool(run.failures))
-    failure = run.failures[0]
+    until(lambda: bool(server.failures))
+    failure = server.failures[0]
     assert (failure.end.exit_code, failure.end.reason) == (7, "LookupError: no such thing")
     run.joined("f2").close()
-    until(lambda: len(run.failures) == 2)
-    assert (run.failures[1].host, run.failures[1].status) == ("f2", "lost")
+    until(lambda: len(server.failures) == 2)
+    assert (server.failures[1].host, server.failures[1].status) == ("f2", "lost")
     assert server.hosts.trainers("joined", "awaited") == ()
 
 
@@ -191,7 +189,7 @@ def test_a_data_host_that_never_comes_ends_no_run(run):
     assert "did not come within 0.2 s" in server.events[0].what
     with closing(Rank(run.port)) as rank:
         assert rank.ask().awaited == ("d1",)
-    assert run.failures == []
+    assert server.failures == []
 
 
 def test_a_leader_that_falls_silent_is_lost_after_a_lease(run):

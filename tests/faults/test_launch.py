@@ -388,4 +388,4 @@ def test_a_run_over_its_budget_saves_on_all_dnn_hosts_and_is_not_restarted(tmp_p
         by_group = {each.group: each.usd for each in training.spending}
         assert by_group["dnn"] == pytest.approx(2 * by_group["data"])
         log = job.log(job.leader)
-        assert log.count(" budget_nearly_spent ") == log.count(" budget_spent ") == 1
+        assert log.count(" budget_spent ") == 1

@@ -5,12 +5,12 @@ import queue
 import signal
 import subprocess
 import sys
+import threading
 
 import psutil
 import pytest
 
-from stoker.launch import process as launched
-from stoker.launch.process import Decided, Inbox, SignalReceived
+from stoker.launch.process import Command, Decided, Inbox, SignalReceived
 from stoker.logs import Log
 
 pytestmark = pytest.mark.fault
@@ -39,23 +39,21 @@ time.sleep(60)
 )
 def test_a_host_that_is_stopped_as_all_are_saves_undisturbed(happenings):
     inbox: Inbox = queue.SimpleQueue()
-    others = [child.pid for child in psutil.Process().children()]
-    with subprocess.Popen([sys.executable, "-c", SAVING], stdout=subprocess.PIPE) as process:
-        assert process.stdout.readline() == b"ready\n"
-        for happening in happenings:
-            inbox.put(happening)
-        ask = process.send_signal
-        how = {"spared": others, "ask": ask}
-        signals, decided = launched.follow_to_end(process, inbox, LOG, lambda: None, **how)
-    assert process.returncode == 0
-    assert (signals, decided) == ((signal.SIGTERM,), "the training stopped")
+    is_ready = threading.Event()
+    command = Command([sys.executable, "-c", SAVING], environ={}, read=lambda _: is_ready.set())
+    assert is_ready.wait(150)
+    for happening in happenings:
+        inbox.put(happening)
+    ending = command.follow(inbox, LOG, lambda: None)
+    assert ending.exit_code == 0
+    assert (ending.signals, ending.decided) == ((signal.SIGTERM,), "the training stopped")
 
 
 def test_a_process_that_was_there_before_the_command_stays_when_it_has_ended():
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as earlier:
         leaves = "import subprocess, sys; print(subprocess.Popen(['sleep', '60']).pid, flush=True)"
         words, inbox = [sys.executable, "-c", leaves], queue.SimpleQueue()
-        ending = launched.supervise(words, environ={}, inbox=inbox, log=LOG)
+        ending = Command(words, environ={}).follow(inbox, LOG, lambda: None)
         assert ending.exit_code == 0
         assert earlier.poll() is None
         left = [child.name() for child in psutil.Process().children()]

@@ -217,7 +217,7 @@ class Cluster:
             inbox=SimpleQueue(),
             keys=Keys.from_token(read_token(self._token_file)),
         )
-        self.coordinator = RunServer(run, on_failure=lambda change: None, outcome_seconds=1.0)
+        self.coordinator = RunServer(run, outcome_seconds=1.0)
         self.coordinator.start()
         if not self.late:
             for number in range(self.agents):

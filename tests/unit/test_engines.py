@@ -41,7 +41,6 @@ def _echo(text, **more):
         ("{leader} {leader:server}", "c2", {}, "g1 g1:5050"),
         ("{dnn_addresses:worker}", "c0", {}, "g1:5051,g0:5051"),
         ("{workers}", "c2", {"RUN_WORKERS": '{"data": 7}'}, "7"),
-        ("{address:server}", "c2", {"STOKER_ADVERTISE": "fd00::1"}, "[fd00::1]:5050"),
     ],
 )
 def test_places_stand_for_what_the_host_knows(tmp_path, text, host, variables, expected):

@@ -1,12 +1,9 @@
 """What ends a run from within: its watchdog, its budget."""
 
-import io
-
 import pytest
 
 from stoker.feed.engine.run_messages import FeedWork, HostWork, Progress
 from stoker.launch.limits import Spending, Watchdog
-from stoker.logs import Log
 from stoker.records.training import Budget
 
 HOUR = 3600.0
@@ -15,15 +12,9 @@ HOUR = 3600.0
 class Watched:
     def __init__(self, folder, minutes=1.0):
         self.now = 0.0
-        self.log = io.StringIO()
         self.timeline = folder / "timeline-rank0.csv"
         self.reasons = []
-        self.watchdog = Watchdog(
-            minutes,
-            output=folder,
-            log=Log(run="r", host="algo-1", stream=self.log),
-            clock=lambda: self.now,
-        )
+        self.watchdog = Watchdog(minutes, output=folder, clock=lambda: self.now)
 
     def step(self):
         with self.timeline.open("a") as file:
@@ -35,18 +26,18 @@ class Watched:
             self.now += 5.0
             if every and self.now % every < 5.0:
                 self.step()
-            if self.watchdog.tick():
-                self.reasons.append(self.watchdog.failure)
+            if reason := self.watchdog.excess():
+                self.reasons.append(reason)
 
 
-def test_a_run_without_a_step_for_too_long_is_ended_once_after_the_stacks(tmp_path):
+def test_a_run_without_a_step_for_too_long_is_ended(tmp_path):
     run = Watched(tmp_path)
     run.run(HOUR, every=50)
     assert run.reasons == []
     run.run(50)
     assert run.reasons == []
-    run.run(HOUR)
-    assert run.reasons == [run.watchdog.failure]
+    run.run(20)
+    assert "no step for 1.0 min" in run.reasons[0]
 
 
 HOSTS = {"dnn": 2, "data": 3}
@@ -56,9 +47,7 @@ PRICES = {"dnn": 4.0, "data": 1.0}
 class Counted(Spending):
     def __init__(self, budget, **more):
         self.now = 0.0
-        self.text = io.StringIO()
-        log = Log(run="r", host="h", stream=self.text)
-        super().__init__(budget, hosts=HOSTS, log=log, clock=lambda: self.now, **more)
+        super().__init__(budget, hosts=HOSTS, clock=lambda: self.now, **more)
 
 
 def test_hosts_times_price_times_time_since_the_first_start():
@@ -67,16 +56,12 @@ def test_hosts_times_price_times_time_since_the_first_start():
     assert spending.usd == pytest.approx(2 * 4 + 3 * 1)
 
 
-def test_a_warning_at_80_percent_and_the_end_at_all_of_it_come_once():
+def test_the_end_is_at_all_of_the_budget():
     spending = Counted(Budget(usd_per_hour=PRICES, max_usd=11))
-    ends = []
-    for spending.now in (2879.0, 2881.0, 3000.0, 3599.0, 3601.0, 4000.0):
-        ends.append(spending.tick())
-    assert ends == [False, False, False, False, True, False]
-    warned, ended = spending.text.getvalue().splitlines()
-    assert "budget_nearly_spent usd=8.8" in warned
-    assert "budget_spent" in ended
-    assert spending.failure == "max_usd reached: $11.00 spent, constraints.max_usd is $11.00"
+    spending.now = 3599.0
+    assert spending.excess() == ""
+    spending.now = 3601.0
+    assert spending.excess() == "max_usd reached: $11.00 spent, constraints.max_usd is $11.00"
 
 
 def worked(busy_seconds, *, is_local=False, workers=2):

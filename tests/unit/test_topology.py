@@ -76,7 +76,6 @@ def test_a_group_makes_batches_by_its_name_or_as_given(tmp_path, names, roles):
     ("change", "environ", "words"),
     [
         ("{", {}, "malformed"),
-        ({"current_host": "algo-9"}, {}, "algo-9, is in no group"),
         ({}, {"RUN_ROLES": '{"data": "dnn"}'}, "exactly one group"),
     ],
 )

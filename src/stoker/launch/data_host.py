@@ -3,20 +3,13 @@
 import os
 import threading
 
-import psutil
-
 from stoker.errors import FeedLostError
 from stoker.feed.engine.agent import Agent
 from stoker.feed.engine.run_messages import HostEnd
 from stoker.host import machine, spawn
 from stoker.launch.engine import Engine, num_workers
 from stoker.launch.host_client import HostClient, HostRun
-from stoker.launch.process import (
-    SignalReceived,
-    end_descendants,
-    next_event,
-    reap_orphans,
-)
+from stoker.launch.process import SignalReceived, end_descendants
 from stoker.logs import EventName
 
 ASKED_TO_STOP_CODE = 143
@@ -72,36 +65,28 @@ def _serve_batches(run: HostRun) -> int:
     machine.turn_off_core_dumps()
     # Now that the agent listens: trainers connect as soon as the leader has accepted this host.
     client = HostClient(run, port=agent.port, batch_port=agent.batch_port, workers=workers)
-    # The agent's own children: it reads their exit status itself.
-    children = {child.pid for child in psutil.Process().children()}
-    is_over, is_asked = threading.Event(), threading.Event()
+    is_over = threading.Event()
+    asked = list[SignalReceived]()
 
-    def watch() -> None:
-        # Stops the agent on a verdict or a signal.
-        while not is_over.is_set():
-            event = next_event(run.inbox, 0.1)
-            if isinstance(event, SignalReceived):
-                run.log.event(EventName.SIGNAL_RECEIVED, number=event.number)
-                is_asked.set()
-            if event:
-                agent.stop()
-            else:
-                reap_orphans(spared=children)
+    def stop_on_event() -> None:
+        event = run.inbox.get()
+        if isinstance(event, SignalReceived):
+            run.log.event(EventName.SIGNAL_RECEIVED, number=event.number)
+            asked.append(event)
+        if not is_over.is_set():
+            agent.stop()
 
-    watcher = threading.Thread(target=watch, daemon=True)
+    threading.Thread(target=stop_on_event, daemon=True).start()
     client.start()
-    watcher.start()
     failure: Exception | None = None
     try:
         agent.run()
     except Exception as err:
         failure = err
-    # The watcher first: it would reap what is ended below.
     is_over.set()
-    watcher.join()
     _tell_end(client, str(failure or ""))
     end_descendants()
-    return _exit_code(run, client, failure, is_asked=is_asked.is_set())
+    return _exit_code(run, client, failure, is_asked=bool(asked))
 
 
 def _tell_end(client: HostClient, failure: str) -> None:

@@ -8,45 +8,36 @@ host that is lost. After the training they get SIGTERM. `records.engine` has set
 import contextlib
 import hashlib
 import json
-import os
 import signal
 import socket
 import subprocess
-import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from stoker.host import machine, spawn
+from stoker.host import machine
 from stoker.host.installed import CARRIED
 from stoker.host.processes import ended_words, with_port
 from stoker.launch.host_client import HostClient, HostRun
 from stoker.launch.job_environment import own_variables, toolkit_variables
 from stoker.launch.process import (
     GRACE_SECONDS,
+    Command,
     Decided,
     Ending,
-    OutputTail,
-    SignalReceived,
-    copying,
-    end_descendants,
     next_event,
-    reap_orphans,
-    started,
     wait_for,
     with_own_python,
 )
 from stoker.launch.run_server import RunServer
 from stoker.logs import EventName
 from stoker.records import EngineCommand
-from stoker.records.engine import TF_CONFIG, TF_TASKS, completed, fill
+from stoker.records.engine import completed, fill
 from stoker.records.secrets import parts_to_hide
 
 STOP_SECONDS = 10.0
 LAST_LINES = 20
 _SECRET = "engine-secret"
-_POLL_SECONDS = 0.05
 _PROBE_SECONDS = 2.0
 
 
@@ -63,9 +54,7 @@ class Engine:
         self._settings = completed(run.settings.engine)
         self._is_used = self._settings.name != "feed" and bool(run.topology.data_hosts)
         self._start_by = time.monotonic() + run.settings.feed.start_deadline_seconds
-        self._process: subprocess.Popen[bytes] | None = None
-        self._copy: threading.Thread | None = None
-        self._tail = OutputTail()
+        self._command: Command | None = None
         self.environment: dict[str, str] = {}
         self.failure = ""
         if self._is_used:
@@ -79,80 +68,77 @@ class Engine:
 
         Returns the training's end if it may not start.
         """
-        if not self._is_used:
-            return None
-        ending = self._start()
-        if ending is None:
+
+        def unready() -> str:
+            self.look(server)
+            return ", ".join(server.hosts.unready)
+
+        ending = None
+        if self._is_used:
+            ending = self._start()
+        if self._is_used and ending is None:
             # Now the other hosts start theirs, which connect to the leader's.
             server.tell(stage="led")
-            ending = self._wait(
-                lambda: self.is_whole(server) and not server.hosts.unready,
-                lambda: ", ".join(server.hosts.unready),
-            )
-        if ending is None:
+            ending = self._wait(unready)
+        if self._is_used and ending is None:
             server.tell(stage="ready")
         return ending
 
     def follow(self, client: HostClient) -> Ending | None:
         """Starts this host's command behind the leader's, and waits for those of all hosts."""
-        if not self._is_used:
-            return None
-        ending = self._wait(lambda: client.run.stage != "begun", lambda: "the leader")
-        ending = ending or self._start()
-        if ending is None:
+        ending = None
+        if self._is_used:
+            ending = self._wait(lambda: "the leader" * (client.run.stage == "begun"))
+            ending = ending or self._start()
+        if self._is_used and ending is None:
             client.tell(stage="ready")
-            ending = self._wait(lambda: client.run.stage == "ready", lambda: "other hosts")
+            ending = self._wait(lambda: "other hosts" * (client.run.stage != "ready"))
         return ending
 
     def serve(self, client: HostClient) -> None:
         """Runs this data host's command until the run's end, or this host is asked to stop."""
-        is_over = self.follow(client) is not None
+        if self.follow(client):
+            return
         stop_at = float("inf")
-        while not is_over and time.monotonic() < stop_at:
-            event = next_event(self._run.inbox, _POLL_SECONDS)
-            is_over = isinstance(event, Decided)
-            if isinstance(event, SignalReceived):
+        while time.monotonic() < stop_at:
+            event = next_event(self._run.inbox, 0.05)
+            if isinstance(event, Decided):
+                return
+            if event:
                 # Trainers that are asked to stop at the same time may still save their state.
                 stop_at = time.monotonic() + GRACE_SECONDS
             self.tick()
-            reap_orphans(spared=[self._process.pid] if self._process else ())
 
-    def is_whole(self, server: RunServer) -> bool:
-        """Looks whether the command and all data hosts are there; else the run fails."""
+    def look(self, server: RunServer) -> None:
+        """Fails the run if the command or a data host has ended."""
         self.tick()
         gone = {**dict.fromkeys(server.state.lost, "it was lost"), **server.state.left}
         if self._is_used and gone:
             host, reason = min(gone.items())
-            self._fail(
-                f"the engine cannot continue without data host {host}: {reason or 'it has ended'}"
-            )
-        return not self.failure
+            words = f"the engine cannot continue without data host {host}"
+            self._fail(f"{words}: {reason or 'it has ended'}")
 
     def tick(self) -> None:
-        """Looks whether the command has ended, which it must not before the run."""
-        code = self._process.poll() if self._process else None
-        if code is not None and self._copy is not None and not self.failure:
-            # For its last lines; a leftover process may hold the pipe open.
-            self._copy.join(1.0)
+        """Fails the run if the command has ended."""
+        if self.failure or self._command is None:
+            return
+        code = self._command.process.poll()
+        if code is not None:
+            # For its last lines.
+            self._command.end()
             part, _ = self.command()
             how = ended_words(code)
-            what = f"the engine's command for {part} ended with {how} before the run did"
-            self._fail(f"{what}\n{self._last_lines()}")
+            self._fail(f"the engine's command for {part} ended with {how} before the run did")
 
     def stop(self) -> None:
         """Ends the command with all its processes; may be called twice."""
         (self._run.settings.base_dir / _SECRET).unlink(missing_ok=True)
-        process = self._process
-        if process is None:
-            return
-        self._process = None
-        process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(STOP_SECONDS)
-        # Also orphans of the command, which are descendants of this process only.
-        end_descendants()
-        if self._copy is not None:
-            self._copy.join(_PROBE_SECONDS)
+        command, self._command = self._command, None
+        if command:
+            command.process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                command.process.wait(STOP_SECONDS)
+            command.end()
 
     def fill(self, text: str) -> str:
         """Returns a text with its places filled in."""
@@ -172,65 +158,55 @@ class Engine:
         if command is None:
             return None
         run = self._run
-        # So that this process can end what outlives the first process.
-        spawn.adopt_orphans()
         more = {name: self.fill(text) for name, text in command.environment.items()}
         theirs = toolkit_variables(run.topology, run.settings.base_dir, environ=run.environ)
         # Without stoker's sitecustomize, which is for the training's processes.
         environ = {**theirs, **run.environ, **own_variables(run), **more}
         words = with_own_python([self.fill(word) for word in command.command])
-        self._process = started(words, environ, run.folder, is_one_stream=True)
-        self._copy = copying(
-            self._process.stdout,
-            sys.stdout,
+        self._command = Command(
+            words,
+            environ=environ,
+            folder=run.folder,
             hidden=parts_to_hide(environ.get(name, "") for name in run.settings.secrets),
-            read=self._tail.add,
             head=f"[engine {part}] ".encode(),
         )
-        ending = None
-        if command.ready:
-            address, port = self._place_of(run.topology.host, command.ready)
-            nothing = f"nothing listens on port {port}"
-            ending = self._wait(lambda: _listens(address, port), lambda: nothing)
-            if ending is None:
-                run.log.event(EventName.ENGINE_READY, part=part, port=port)
+        if not command.ready:
+            return None
+        place = self._place_of(run.topology.host, command.ready)
+        ending = self._wait(
+            lambda: "" if _listens(place) else f"nothing listens on port {place[1]}"
+        )
+        if ending is None:
+            run.log.event(EventName.ENGINE_READY, part=part, port=place[1])
         return ending
 
-    def _wait(self, condition: Callable[[], bool], waited_for: Callable[[], str]) -> Ending | None:
-        """Waits until the start deadline; returns the training's end if it may not start."""
+    def _wait(self, missing: Callable[[], str]) -> Ending | None:
+        """Waits until nothing is missing; returns the training's end if it may not start."""
 
         def is_met() -> bool:
-            self.tick()
             # A failure comes back as a decision.
-            return not self.failure and condition()
+            self.tick()
+            return not missing()
 
         try:
             return wait_for(self._run.inbox, is_met, seconds=self._start_by - time.monotonic())
         except TimeoutError:
             limit = self._run.settings.feed.start_deadline_seconds
-            words = f"the engine was not ready within {limit:g} s: {waited_for()}"
-            self._fail(f"{words}\n{self._last_lines()}")
+            words = f"the engine was not ready within {limit:g} s: {missing()}"
+            self._fail(words)
             return Ending(exit_code=128 + signal.SIGTERM, decided=words)
-
-    def _last_lines(self) -> str:
-        return "\n".join(self._tail.text().splitlines()[-LAST_LINES:])
 
     def _fail(self, words: str) -> None:
         if not self.failure:
-            self.failure = words.rstrip()
-            self._run.inbox.put(Decided(self.failure.partition("\n")[0]))
+            lines = list(self._command.tail)[-LAST_LINES:] if self._command else []
+            self.failure = "\n".join([words, *lines])
+            self._run.inbox.put(Decided(words))
 
     def _place_of(self, host: str, port: str) -> tuple[str, int]:
         """Returns how another host reaches a port of the engine on `host`; 0: none is named."""
-        run = self._run
         number = self._settings.ports.get(port, 0)
-        if place := run.settings.engine_hosts.get(host):
-            return place.address, place.ports.get(port, number)
-        if host == run.topology.host:
-            return run.settings.advertise or host, number
-        if host == run.topology.leader:
-            return run.leader_address[0], number
-        return host, number
+        place = self._run.settings.engine_hosts.get(host)
+        return (place.address, place.ports.get(port, number)) if place else (host, number)
 
     def _address_of(self, host: str, port: str) -> str:
         address, number = self._place_of(host, port)
@@ -248,25 +224,30 @@ class Engine:
         }
         if name in hosts:
             return ",".join(self._address_of(host, port) for host in hosts[name])
-        if name == TF_CONFIG:
-            return self._tf_config(port)
-        if name == "secret_file":
-            return str(_secret_file(run))
-        others = {
-            "host": own,
-            "index": topology.group.hosts.index(own),
-            "workers": num_workers(run),
-            "engines": _programs_folder(),
-        }
-        return str(others[name] if name in others else self._place_of(own, name)[1])
+        match name:
+            case "host":
+                return own
+            case "index":
+                return str(topology.group.hosts.index(own))
+            case "workers":
+                return str(num_workers(run))
+            case "engines":
+                # The example programs that come with stoker.
+                folders = [root / "examples" / "engines" for root in CARRIED]
+                return str(next(filter(Path.is_dir, folders), folders[0]))
+            case "secret_file":
+                return str(_secret_file(run))
+            case "tf_config":
+                return self._tf_config(port)
+        return str(self._place_of(own, name)[1])
 
     def _tf_config(self, task: str) -> str:
         topology = self._run.topology
-        members = ((topology.leader,), topology.dnn_hosts, topology.data_hosts)
-        hosts = dict(zip(TF_TASKS, members, strict=True))
+        hosts = {"chief": (topology.leader,), "worker": topology.dnn_hosts}
+        hosts["ps"] = topology.data_hosts
         cluster = {
             name: [self._address_of(host, name) for host in hosts[name]]
-            for name in TF_TASKS
+            for name in hosts
             if name in self._settings.ports
         }
         own = topology.host
@@ -281,9 +262,9 @@ def num_workers(run: HostRun) -> int:
     return run.settings.workers.get(role, usual)
 
 
-def _listens(address: str, port: int) -> bool:
+def _listens(place: tuple[str, int]) -> bool:
     with contextlib.suppress(OSError):
-        socket.create_connection((address, port), timeout=_PROBE_SECONDS).close()
+        socket.create_connection(place, timeout=_PROBE_SECONDS).close()
         return True
     return False
 
@@ -298,13 +279,6 @@ def _secret_file(run: HostRun) -> Path:
     path = run.settings.base_dir / _SECRET
     # Never an existing file or link, which others may be able to read.
     path.unlink(missing_ok=True)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w", encoding="ascii") as file:
-        file.write(secret.hexdigest())
+    path.touch(mode=0o600, exist_ok=False)
+    path.write_text(secret.hexdigest(), encoding="ascii")
     return path
-
-
-def _programs_folder() -> Path:
-    """Returns the folder with the example programs of engines that come with stoker."""
-    folders = [root / "examples" / "engines" for root in CARRIED]
-    return next(filter(Path.is_dir, folders), folders[0])

@@ -60,8 +60,6 @@ def read_failure(output: Path) -> RankFailure | None:
 
 def failure_of(ending: Ending, *, host: str, output: Path) -> str:
     """Returns why a host's command failed: a line with the cause, then its last output."""
-    if ending.refused:
-        return f"the training was not started on {host}: {ending.refused}"
     head = f"{ending.killed_for_memory}\n" if ending.killed_for_memory else ""
     failure = read_failure(output)
     who = f"rank {failure.rank}" if failure else "the training command"

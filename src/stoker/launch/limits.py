@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import psutil
+from msgspec.structs import replace
 
 from stoker.feed.engine.run_messages import MemoryPeak
 from stoker.feed.rank_reports import batches_by_host, read_loadings
@@ -25,7 +25,7 @@ from stoker.host.processes import descendants, signal_all
 from stoker.launch.host_client import HostRun, MemoryWatch
 from stoker.launch.process import Decided
 from stoker.launch.run_server import RunServer
-from stoker.logs import EventName, Log
+from stoker.logs import EventName
 from stoker.records.profile import GpuLoads
 from stoker.records.training import Budget, GroupSpending
 from stoker.repeat import Clock
@@ -33,11 +33,10 @@ from stoker.units import usd
 
 # In the leader's output folder: time of the run's first start, in seconds since 1970.
 FIRST_START_FILE = "first-start"
-WARN_SHARE = 0.8
 # Ignored by default: it kills no process without the handler. Torch, NCCL, MPI do not use it.
 STACKS_SIGNAL = signal.SIGURG
-# For the stacks, before the run is ended.
-STACKS_SECONDS = 10.0
+# For the stack of each process.
+STACKS_SECONDS = 0.1
 
 
 class Limits:
@@ -46,6 +45,9 @@ class Limits:
     Args:
         gpus: The load of this host's GPUs.
         server: Of the other hosts.
+
+    Attributes:
+        failure: Why the run was ended here; empty: it was not.
     """
 
     def __init__(self, run: HostRun, *, gpus: GpuLog, server: RunServer) -> None:
@@ -53,19 +55,16 @@ class Limits:
         self._server = server
         self._gpus = gpus
         self._memory = MemoryWatch()
+        self.failure = ""
         settings = run.settings
         self.spending = Spending(
             settings.budget,
             hosts={group.name: len(group.hosts) for group in run.topology.groups if group.hosts},
-            log=run.log,
             earlier_seconds=earlier_seconds(run.output, settings.restarts, now=time.time()),
             max_seconds=settings.max_run_seconds,
         )
-        self._watchdog = Watchdog(
-            settings.watchdog_minutes or math.inf,
-            output=run.output,
-            log=run.log,
-        )
+        minutes = settings.watchdog_minutes
+        self._watchdog = Watchdog(minutes, output=run.output) if minutes else None
         # In a profile the steps as they are, not those of its later phases.
         timeline = TIMELINE_FILE if settings.profile is None else BASELINE_TIMELINE
         self._intervals = IntervalLog(
@@ -101,26 +100,30 @@ class Limits:
     def tick(self) -> None:
         """Looks at everything that is due; called about twice a second."""
         # First what ends a run: a fault in a figure skips what comes behind it.
-        if self.spending.tick():
-            self._server.tell(stage="ending")
-            self._run.tell_ranks_to_save()
-        if self._watchdog.tick():
-            self._run.inbox.put(Decided(self._watchdog.failure))
+        if not self.failure:
+            self._end_if_due()
         self._memory.look()
         self._intervals.tick()
+
+    def _end_if_due(self) -> None:
+        log = self._run.log
+        if reason := self.spending.excess():
+            log.event(EventName.BUDGET_SPENT, reason=reason)
+            self._server.tell(stage="ending")
+            self._run.tell_ranks_to_save()
+        elif self._watchdog and (reason := self._watchdog.excess()):
+            _write_stacks()
+            log.event(EventName.NO_PROGRESS, text=reason)
+            self._run.inbox.put(Decided(reason))
+        self.failure = reason
 
     def close(self) -> None:
         """Writes the last row, of what came after the last look."""
         self._intervals.close()
 
-    @property
-    def failure(self) -> str:
-        """Why the run was ended here; empty: it ended otherwise."""
-        return self._watchdog.failure or self.spending.failure
-
 
 class Watchdog:
-    """The time since a run's last step, and the end of a run in which it is too long.
+    """The time since a run's last step.
 
     A step is a batch of any loader that stoker sees (`feed.timeline`), or a step of torch's
     optimizers (`feed.rank_reports`), on the first host. Before the first step nothing is ended.
@@ -128,57 +131,30 @@ class Watchdog:
     Args:
         minutes: Minutes without a step after which the run is ended.
         output: Folder of the leader's ranks.
-
-    Attributes:
-        failure: Why it ended the run; empty: it did not.
     """
 
-    def __init__(
-        self,
-        minutes: float,
-        *,
-        output: Path,
-        log: Log,
-        clock: Clock = time.monotonic,
-    ) -> None:
+    def __init__(self, minutes: float, *, output: Path, clock: Clock = time.monotonic) -> None:
         self._seconds = 60 * minutes
         self._output = output
-        self._log = log
         self._clock = clock
         self._counted = self._count()
         # Of the last step; none yet.
         self._step_at = math.inf
-        # Processes whose stacks are still to be written; None: the last step is not long ago.
-        self._unasked: list[psutil.Process] | None = None
-        self.failure = ""
 
-    def tick(self) -> bool:
-        """Returns True once, when the run is to be ended."""
+    def excess(self) -> str:
+        """Returns why the run is to be ended; empty: it is not."""
         now = self._clock()
-        if self.failure or math.isinf(self._seconds):
-            return False
         counted = self._count()
         if counted != self._counted:
             self._counted = counted
             self._step_at = now
-            self._unasked = None
         silent = now - self._step_at
         if silent < self._seconds:
-            return False
-        if self._unasked is None:
-            # Those without a handler ignore the signal.
-            self._unasked = descendants()
-        # One a tick, as lines of two would be mixed.
-        signal_all(self._unasked[:1], STACKS_SIGNAL)
-        self._unasked = self._unasked[1:]
-        if silent < self._seconds + STACKS_SECONDS:
-            return False
-        self.failure = (
+            return ""
+        return (
             f"no step for {silent / 60:.1f} min (watchdog_minutes); the stacks of the first "
             "host's ranks are in its log"
         )
-        self._log.event(EventName.NO_PROGRESS, text=self.failure)
-        return True
 
     def _count(self) -> object:
         """Returns what changes with each step."""
@@ -188,6 +164,14 @@ class Watchdog:
                 sizes[path.name] = path.stat().st_size
         taken = [loading.optimizer_steps for loading in read_loadings(self._output)]
         return sizes, taken
+
+
+def _write_stacks() -> None:
+    """Has the ranks write their stacks; blocks for some seconds."""
+    # Those without a handler ignore the signal. One by one, as lines of two would be mixed.
+    for process in descendants():
+        signal_all([process], STACKS_SIGNAL)
+        time.sleep(STACKS_SECONDS)
 
 
 def earlier_seconds(output: Path, restarts: int, *, now: float) -> float:
@@ -205,16 +189,14 @@ def earlier_seconds(output: Path, restarts: int, *, now: float) -> float:
 
 
 class Spending:
-    """Dollars and time of the run so far, hosts x price x time, and why it is ended for them.
+    """Dollars and time of the run so far: hosts x price x time.
 
     The leader lives as long as the job, and counts all hosts from its own start, or from the run's
     first start. The record has the platform's own times instead, where it reports them.
 
     Args:
+        hosts: Number of hosts by group.
         earlier_seconds: From the run's first start to this one.
-
-    Attributes:
-        failure: Why the run is ended; empty: it is not.
     """
 
     def __init__(
@@ -222,24 +204,21 @@ class Spending:
         budget: Budget | None,
         *,
         hosts: Mapping[str, int],
-        log: Log,
         earlier_seconds: float = 0.0,
         max_seconds: float | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
         self._budget = budget or Budget()
-        self._prices = dict(self._budget.usd_per_hour)
-        if len(hosts) == 1 == len(self._prices):
+        prices = self._budget.usd_per_hour
+        if len(hosts) == 1 == len(prices):
             # SageMaker has another name for the only group of a job.
-            self._prices = dict(zip(hosts, self._prices.values(), strict=True))
+            prices = dict(zip(hosts, prices.values(), strict=True))
+        self._prices = prices
         self._hosts = hosts
-        self._log = log
         self._clock = clock
         self._began = clock()
         self._earlier_seconds = earlier_seconds
         self._max_seconds = max_seconds or math.inf
-        self._is_warned = False
-        self.failure = ""
 
     @property
     def usd(self) -> float | None:
@@ -249,34 +228,21 @@ class Spending:
 
     def _by_group(self) -> dict[str, float]:
         hours = self._seconds() / 3600
-        return {
-            name: self._prices[name] * count * hours
-            for name, count in self._hosts.items()
-            if name in self._prices
-        }
+        priced = [name for name in self._hosts if name in self._prices]
+        return {name: self._prices[name] * self._hosts[name] * hours for name in priced}
 
     def _seconds(self) -> float:
         return self._earlier_seconds + self._clock() - self._began
 
-    def tick(self) -> bool:
-        """Warns once; returns True once, when a limit is reached."""
-        if self.failure:
-            return False
+    def excess(self) -> str:
+        """Returns why the run is to be ended; empty: it is not."""
         spent = self.usd or 0.0
         most = self._budget.max_usd or math.inf
-        dollars = f"{usd(spent)} spent"
-        limit = f"constraints.max_usd is {usd(most)}"
         if self._seconds() >= self._max_seconds:
-            self.failure = f"all attempts together ran longer than {self._max_seconds:g} s"
-        elif spent >= most:
-            self.failure = f"max_usd reached: {dollars}, {limit}"
-        elif spent >= WARN_SHARE * most and not self._is_warned:
-            self._is_warned = True
-            text = f"{dollars}, {limit}; there the script is asked to save, and is then ended"
-            self._log.event(EventName.BUDGET_NEARLY_SPENT, usd=spent, max_usd=most, text=text)
-        if self.failure:
-            self._log.event(EventName.BUDGET_SPENT, reason=self.failure)
-        return bool(self.failure)
+            return f"all attempts together ran longer than {self._max_seconds:g} s"
+        if spent >= most:
+            return f"max_usd reached: {usd(spent)} spent, constraints.max_usd is {usd(most)}"
+        return ""
 
     def of_groups(
         self,
@@ -292,34 +258,29 @@ class Spending:
             all_batches: Batches that the training took; 0: not counted.
         """
         made = batches_by_host(progress)
-        seconds = max(self._clock() - self._began, 1e-6)
         dollars = self._by_group()
         spending = []
         for name in self._hosts:
-            hosts = data_hosts.get(name, ())
-            batches = idle = None
+            spent = GroupSpending(group=name, usd=dollars.get(name))
+            hosts = data_hosts.get(name)
             if hosts and all_batches:
-                batches = sum(made.get(host, 0) for host in hosts)
-                idle = _idle_share(progress, seconds=seconds, hosts=hosts)
-            spending.append(
-                GroupSpending(
-                    group=name,
-                    usd=dollars.get(name),
-                    idle_share=idle,
-                    batches=batches,
-                    all_batches=None if batches is None else all_batches,
+                spent = replace(
+                    spent,
+                    idle_share=_idle_share(progress, self._clock() - self._began, hosts),
+                    batches=sum(made.get(host, 0) for host in hosts),
+                    all_batches=all_batches,
                 )
-            )
+            spending.append(spent)
         return tuple(spending)
 
 
-def _idle_share(progress: ProgressByRank, *, seconds: float, hosts: Sequence[str]) -> float:
+def _idle_share(progress: ProgressByRank, seconds: float, hosts: Sequence[str]) -> float:
     """Returns the share of these hosts' time in which their workers made nothing."""
     busy = 0.0
     workers = dict[str, int]()
     for report in progress.values():
         for host in report.feed.hosts if report.feed else ():
-            if host.host in hosts and not host.is_local:
+            if host.host in hosts:
                 busy += host.busy_seconds
                 # One host serves all ranks, which report the same workers.
                 workers[host.host] = max(workers.get(host.host, 0), host.num_workers)

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +27,7 @@ from stoker.records.secrets import HIDDEN
 from stoker.units import numbered, size
 
 # Eight ranks of Lightning print 10 KB each, and the first is the cause of the others.
-STDERR_TAIL_BYTES = 512 << 10
+TAIL_LINES = 2000
 _CHUNK_BYTES = 1 << 16
 # SageMaker kills 120 s after its SIGTERM; the rest is for the end of the run: absent hosts (15 s)
 # and processes that do not end (8 s).
@@ -81,7 +82,7 @@ def signals_to(inbox: Inbox) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """How a command ended, and why the launcher ended it (`decided`) or did not start it.
+    """How a command ended, and why the launcher ended it (`decided`).
 
     `exit_code` is a shell's: 128 + n for signal n.
     """
@@ -89,7 +90,6 @@ class Ending:
     exit_code: int
     signals: tuple[int, ...] = ()
     decided: str = ""
-    refused: str = ""
     stderr: str = ""
     killed_for_memory: str = ""
 
@@ -112,163 +112,140 @@ def wait_for(inbox: Inbox, condition: Callable[[], bool], *, seconds: float) -> 
     return None
 
 
-def supervise(
-    words: Sequence[str],
-    *,
-    environ: Mapping[str, str],
-    folder: Path | None = None,
-    asks_children: bool = False,
-    hidden: Sequence[str] = (),
-    inbox: Inbox,
-    log: Log,
-    on_tick: Callable[[], None] = lambda: None,
-    read: Callable[[bytes], None] = lambda _: None,
-) -> Ending:
-    """Runs a command to its end, then ends its leftover processes, but no earlier child.
-
-    Blocks while the command runs: after the first SIGTERM or SIGINT for at most GRACE_SECONDS,
-    after a second one for a few seconds, after a `Decided` for as long as that says. The command
-    gets one signal: a second SIGTERM would kill a script that saves.
+class Command:
+    """A command that was started, and ends with this process; make it in the main thread.
 
     Args:
-        asks_children: The signal goes to the command's children: to ranks of mpirun, which itself
-            would kill them a second later.
+        asks_children: Signals go to its children: to ranks of mpirun, which itself would kill them
+            a second later.
         hidden: Texts that its output must not show.
-        on_tick: Called about twice a second.
+        head: Stands before each line. The errors then go to standard output, too.
         read: Gets its output and errors, whole lines, in two threads.
+
+    Attributes:
+        spared: Processes that were there before.
+        tail: Its last lines of errors.
     """
-    spawn.adopt_orphans()
-    # The kernel's count is per cgroup: only the difference is this command's.
-    kills_before = machine.num_memory_kills() or 0
-    # Children that were there before are not the command's.
-    spared = {child.pid for child in psutil.Process().children()}
-    process = started(words, environ, folder)
-    tail = OutputTail()
 
-    def keep(lines: bytes) -> None:
-        tail.add(lines)
-        read(lines)
+    def __init__(
+        self,
+        words: Sequence[str],
+        *,
+        environ: Mapping[str, str],
+        folder: Path | None = None,
+        asks_children: bool = False,
+        hidden: Sequence[str] = (),
+        head: bytes = b"",
+        read: Callable[[bytes], None] = lambda _: None,
+    ) -> None:
+        spawn.adopt_orphans()
+        self.spared = {child.pid for child in psutil.Process().children()}
+        self.tail = deque[str](maxlen=TAIL_LINES)
+        self._asks_children = asks_children
+        self._has_failed_tick = False
+        # The kernel's count is per cgroup: only the difference is this command's.
+        self._kills_before = machine.num_memory_kills() or 0
+        self.process = subprocess.Popen(
+            # The kernel kills it when the thread that starts it ends.
+            spawn.wrapped(words, signal_number=signal.SIGKILL),
+            env=dict(environ),
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT if head else subprocess.PIPE,
+            # A new group, so that Ctrl-C at a terminal comes once, through the launcher; the
+            # launcher's session, which identifies a host's processes.
+            process_group=0,
+        )
+        # The command's are kept.
+        machine.turn_off_core_dumps()
 
-    copies = (
-        copying(process.stdout, sys.stdout, hidden=hidden, read=read),
-        copying(process.stderr, sys.stderr, hidden=hidden, read=keep),
-    )
+        def keep(lines: bytes) -> None:
+            self.tail.extend(lines.decode(errors="replace").splitlines())
+            read(lines)
 
-    def ask(number: int) -> None:
-        # The first process alone, which passes it on, as torchrun does.
+        def copy(pipe: IO[bytes], target: TextIO, shown: Callable[[bytes], None]) -> None:
+            with pipe:
+                forward(pipe.fileno(), target.fileno(), hidden=hidden, read=shown, head=head)
+
+        output, errors = self.process.stdout, self.process.stderr
+        copies = [(output, sys.stdout, read), (errors, sys.stderr, keep)]
+        if head:
+            copies = [(output, sys.stdout, keep)]
+        self._copies = [threading.Thread(target=copy, args=args, daemon=True) for args in copies]
+        for thread in self._copies:
+            thread.start()
+
+    def ask(self, number: int) -> None:
+        """Sends a signal to the first process alone, which passes it on, as torchrun does."""
         with contextlib.suppress(psutil.NoSuchProcess):
-            first = psutil.Process(process.pid)
-            signal_all((asks_children and first.children()) or [first], number)
+            first = psutil.Process(self.process.pid)
+            signal_all((self._asks_children and first.children()) or [first], number)
 
-    signals, decided = follow_to_end(process, inbox, log, on_tick, spared=spared, ask=ask)
-    # Leftover processes hold the pipes open.
-    end_descendants(spared=spared)
-    for copy in copies:
-        copy.join(LEFTOVER_SECONDS)
-    code = process.returncode
-    log.event(EventName.COMMAND_ENDED, pid=process.pid, returncode=code)
-    return Ending(
-        exit_code=code if code >= 0 else 128 - code,
-        signals=signals,
-        decided=decided,
-        stderr=tail.text(),
-        killed_for_memory=_memory_kill(kills_before) if code else "",
-    )
+    def end(self) -> None:
+        """Ends leftover processes, which hold the pipes open, and waits for the last lines."""
+        end_descendants(spared=self.spared)
+        for copy in self._copies:
+            copy.join(LEFTOVER_SECONDS)
 
+    def _tick(self, on_tick: Callable[[], None], log: Log) -> None:
+        try:
+            on_tick()
+        except Exception as err:
+            # A figure must not end a training of days.
+            if not self._has_failed_tick:
+                log.event(EventName.TICK_FAILED, error=repr(err))
+            self._has_failed_tick = True
+        _reap_orphans(spared={self.process.pid, *self.spared})
 
-def started(
-    words: Sequence[str],
-    environ: Mapping[str, str],
-    folder: Path | None,
-    *,
-    is_one_stream: bool = False,
-) -> "subprocess.Popen[bytes]":
-    """Starts a process that ends with this one, to be called in the main thread.
+    def follow(self, inbox: Inbox, log: Log, on_tick: Callable[[], None]) -> Ending:
+        """Follows the command to its end, then ends its leftover processes, but no earlier child.
 
-    Its core dumps are kept, unlike this process's from now on.
-    """
-    process = subprocess.Popen(
-        # The kernel kills it when the thread that starts it ends.
-        spawn.wrapped(words, signal_number=signal.SIGKILL),
-        env=dict(environ),
-        cwd=folder,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT if is_one_stream else subprocess.PIPE,
-        # A new group, so that Ctrl-C at a terminal comes once, through the launcher; the
-        # launcher's session, which identifies a host's processes.
-        process_group=0,
-    )
-    machine.turn_off_core_dumps()
-    return process
+        Blocks while it runs: after the first SIGTERM or SIGINT for at most GRACE_SECONDS, after a
+        second one for a few seconds, after a `Decided` for as long as that says. The command gets
+        one signal: a second SIGTERM would kill a script that saves.
 
-
-def follow_to_end(
-    process: "subprocess.Popen[bytes]",
-    inbox: Inbox,
-    log: Log,
-    on_tick: Callable[[], None],
-    *,
-    spared: Collection[int],
-    ask: Callable[[int], None],
-) -> tuple[tuple[int, ...], str]:
-    """Returns the signals that came until the command's end, and why it was ended, if it was."""
-    signals: list[int] = []
-    decided = ""
-    has_failed = False
-    kill_at = float("inf")
-    tick_at = 0.0
-    while process.poll() is None:
-        event = next_event(inbox, _POLL_SECONDS)
-        now = time.monotonic()
-        # If all hosts are stopped at once, a signal may come behind another host's decision.
-        is_first = not (signals or decided)
-        if isinstance(event, SignalReceived):
-            signals.append(event.number)
-            log.event(EventName.SIGNAL_RECEIVED, number=event.number, count=len(signals))
-            kill_at = now + (GRACE_SECONDS if len(signals) == 1 else 0.0)
-            if is_first:
-                ask(event.number)
-        elif event and not decided:
-            decided = event.reason
-            log.event(EventName.COMMAND_STOPPING, reason=decided)
-            # After a signal the command may be saving.
-            if is_first:
-                kill_at = now + event.grace_seconds
-                ask(signal.SIGTERM)
-        if now >= tick_at:
-            tick_at = now + _TICK_SECONDS
-            try:
-                on_tick()
-            except Exception as err:
-                # A figure must not end a training of days.
-                if not has_failed:
-                    log.event(EventName.TICK_FAILED, error=repr(err))
-                has_failed = True
-            reap_orphans(spared={process.pid, *spared})
-        if now >= kill_at:
-            kill_at = float("inf")
-            signal_all(descendants(spared=spared), signal.SIGKILL)
-    return tuple(signals), decided
-
-
-class OutputTail:
-    """The last STDERR_TAIL_BYTES of a stream, from the first whole line on."""
-
-    def __init__(self) -> None:
-        self._held = bytearray()
-
-    def add(self, chunk: bytes) -> None:
-        self._held += chunk
-        if len(self._held) > 2 * STDERR_TAIL_BYTES:
-            del self._held[:-STDERR_TAIL_BYTES]
-
-    def text(self) -> str:
-        held = bytes(self._held[-STDERR_TAIL_BYTES:])
-        if len(held) == STDERR_TAIL_BYTES:
-            # The first line is cut in the middle, unless it is all that there is.
-            held = held.partition(b"\n")[2] or held
-        return held.decode(errors="replace")
+        Args:
+            on_tick: Called about twice a second.
+        """
+        signals: list[int] = []
+        decided = ""
+        kill_at = float("inf")
+        tick_at = 0.0
+        while self.process.poll() is None:
+            event = next_event(inbox, _POLL_SECONDS)
+            now = time.monotonic()
+            # If all hosts are stopped at once, a signal may come behind another host's decision.
+            is_first = not (signals or decided)
+            if isinstance(event, SignalReceived):
+                signals.append(event.number)
+                log.event(EventName.SIGNAL_RECEIVED, number=event.number, count=len(signals))
+                kill_at = now + (GRACE_SECONDS if len(signals) == 1 else 0.0)
+                if is_first:
+                    self.ask(event.number)
+            elif event and not decided:
+                decided = event.reason
+                log.event(EventName.COMMAND_STOPPING, reason=decided)
+                # After a signal the command may be saving.
+                if is_first:
+                    kill_at = now + event.grace_seconds
+                    self.ask(signal.SIGTERM)
+            if now >= tick_at:
+                tick_at = now + _TICK_SECONDS
+                self._tick(on_tick, log)
+            if now >= kill_at:
+                kill_at = float("inf")
+                signal_all(descendants(spared=self.spared), signal.SIGKILL)
+        self.end()
+        code = self.process.returncode
+        log.event(EventName.COMMAND_ENDED, pid=self.process.pid, returncode=code)
+        return Ending(
+            exit_code=code if code >= 0 else 128 - code,
+            signals=tuple(signals),
+            decided=decided,
+            stderr="\n".join(self.tail),
+            killed_for_memory=_memory_kill(self._kills_before) if code else "",
+        )
 
 
 def forward(
@@ -293,9 +270,7 @@ def forward(
     held = b""
     is_open = True
     while is_open:
-        chunk = b""
-        with contextlib.suppress(OSError):
-            chunk = os.read(source, _CHUNK_BYTES)
+        chunk = os.read(source, _CHUNK_BYTES)
         is_open = bool(chunk)
         held += chunk
         # rfind gives -1 without an end: 0 then.
@@ -310,35 +285,10 @@ def forward(
         read(shown)
         if head:
             shown = b"".join(head + line for line in shown.splitlines(keepends=True))
-        _write_all(target, shown)
-
-
-def _write_all(target: int, shown: bytes) -> None:
-    # Lost output must neither end nor block the command.
-    with contextlib.suppress(OSError):
-        while shown:
-            # A pipe may take a part of it only.
-            shown = shown[os.write(target, shown) :]
-
-
-def copying(
-    source: IO[bytes] | None,
-    target: TextIO,
-    *,
-    hidden: Sequence[str] = (),
-    read: Callable[[bytes], None] = lambda _: None,
-    head: bytes = b"",
-) -> threading.Thread:
-    """Starts a thread that forwards a pipe to its end, and closes it."""
-    assert source is not None
-
-    def copy(pipe: IO[bytes] = source) -> None:
-        with pipe:
-            forward(pipe.fileno(), target.fileno(), hidden=hidden, read=read, head=head)
-
-    thread = threading.Thread(target=copy, daemon=True)
-    thread.start()
-    return thread
+        # Lost output must neither end nor block the command; a pipe may take a part of it only.
+        with contextlib.suppress(OSError):
+            while shown:
+                shown = shown[os.write(target, shown) :]
 
 
 def with_own_python(command: Sequence[str]) -> tuple[str, ...]:
@@ -360,7 +310,7 @@ def end_descendants(*, spared: Collection[int] = ()) -> None:
     signal_all(descendants(spared=spared), signal.SIGKILL)
 
 
-def reap_orphans(*, spared: Collection[int]) -> None:
+def _reap_orphans(*, spared: Collection[int]) -> None:
     """Reads the exit status of adopted orphans, which else stay zombies, except of `spared`."""
     while True:
         try:

@@ -6,7 +6,6 @@ read its metric. The endpoint is plain HTTP without authentication, on loopback 
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import cast
 
@@ -140,31 +139,19 @@ class Metrics:
             yield "oom_kills", (name,), peak.kills
 
 
-@contextmanager
-def metrics_served(run: HostRun, limits: Limits, server: RunServer) -> Iterator[None]:
-    """Serves /metrics during the block, if the settings ask for it; a failure is logged."""
-    feed = run.settings.feed
-    address = feed.metrics_address or LOOPBACK
-    started = None
-    if feed.metrics_port is not None:
-        try:
-            from prometheus_client import CollectorRegistry, start_http_server
-            from prometheus_client.registry import Collector
-
-            # The default registry would add metrics of this process (memory, garbage collection).
-            registry = CollectorRegistry()
-            registry.register(cast("Collector", Metrics(run, limits, server)))
-            started = start_http_server(feed.metrics_port, addr=address, registry=registry)
-        except (ImportError, OSError) as err:
-            text = f"no metrics are served at {address}:{feed.metrics_port}: {err}"
-            if isinstance(err, ImportError):
-                text += f"; {install_command('metrics')}"
-            run.log.event(EventName.METRICS_SERVE_FAILED, text=text)
+def serve_metrics(run: HostRun, limits: Limits, server: RunServer, *, port: int) -> None:
+    """Serves /metrics until this process ends; a failure is logged."""
+    address = run.settings.feed.metrics_address or LOOPBACK
     try:
-        yield
-    finally:
-        if started:
-            http_server, thread = started
-            http_server.shutdown()
-            http_server.server_close()
-            thread.join(10.0)
+        from prometheus_client import CollectorRegistry, start_http_server
+        from prometheus_client.registry import Collector
+
+        # The default registry would add metrics of this process (memory, garbage collection).
+        registry = CollectorRegistry()
+        registry.register(cast("Collector", Metrics(run, limits, server)))
+        start_http_server(port, addr=address, registry=registry)
+    except (ImportError, OSError) as err:
+        text = f"no metrics are served at {address}:{port}: {err}"
+        if isinstance(err, ImportError):
+            text += f"; {install_command('metrics')}"
+        run.log.event(EventName.METRICS_SERVE_FAILED, text=text)

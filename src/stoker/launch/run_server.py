@@ -10,7 +10,7 @@ import contextlib
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -38,6 +38,7 @@ from stoker.feed.engine.run_messages import (
     pack,
 )
 from stoker.launch.host_client import HostRun
+from stoker.launch.process import Decided
 from stoker.logs import EventName, now_utc
 from stoker.records import Event, FeedSettings, Role
 
@@ -192,32 +193,26 @@ class RunServer:
     """Server for launchers and ranks of one run; in a run of one host it is never started.
 
     Args:
-        on_failure: Called in the server's thread when a host changes so that the run fails.
         outcome_seconds: How long hosts may take to fetch the outcome.
 
     Attributes:
         hosts: Other threads may read it.
         events: Changes of hosts, for the record.
+        failures: Those that fail the run, which end its command here.
         progress: The last report of each rank.
         state: What was said last of the run.
     """
 
-    def __init__(
-        self,
-        run: HostRun,
-        *,
-        on_failure: Callable[[HostChange], None],
-        outcome_seconds: float = OUTCOME_SECONDS,
-    ) -> None:
+    def __init__(self, run: HostRun, *, outcome_seconds: float = OUTCOME_SECONDS) -> None:
         roles = {host: group.role for group in run.topology.groups for host in group.hosts}
         del roles[run.topology.host]
         self.hosts = HostTable(roles, feed=run.settings.feed, now=time.monotonic())
         self.events: list[Event] = []
+        self.failures: list[HostChange] = []
         self.progress: Mapping[int, Progress] = {}
         self.state = RunState()
         self._run = run
         self._port = run.settings.port or run.leader_address[1]
-        self._on_failure = on_failure
         self._outcome_seconds = outcome_seconds
         # Set by other threads; the server's thread looks at them in each turn.
         self._said = RunState()
@@ -281,7 +276,7 @@ class RunServer:
                 self._turn(socket, guard)
                 guard.tick(time.monotonic())
         except Exception as err:  # at the edge of a thread, for which the run must not wait
-            self._on_failure(failed(self._run.topology.host, f"the run's server: {err!r}"))
+            self._fail(failed(self._run.topology.host, f"the run's server: {err!r}"))
         finally:
             guard.close()
             # For the last states to be sent.
@@ -343,4 +338,8 @@ class RunServer:
             name, about=change.host, role=change.role, exit_code=code, reason=reason
         )
         if change.fails_the_run and self._said.outcome is None:
-            self._on_failure(change)
+            self._fail(change)
+
+    def _fail(self, change: HostChange) -> None:
+        self.failures.append(change)
+        self._run.inbox.put(Decided(change.words.partition("\n")[0]))

@@ -117,9 +117,6 @@ def from_resourceconfig(base_dir: Path, environ: Mapping[str, str]) -> Topology:
             where=where,
             fix="call the other groups data...",
         )
-    if not any(config.current_host in group.hosts for group in groups):
-        what = f"this host, {config.current_host}, is in no group"
-        raise UsageError(what, where=where)
     return Topology(
         host=config.current_host,
         groups=groups,

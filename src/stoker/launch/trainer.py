@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from stoker.environment import PROFILE_ENDED_FILE
-from stoker.errors import EXIT_PEER_LOST, RESTARTING_CODES, PlatformError, StokerError
+from stoker.errors import EXIT_PEER_LOST, RESTARTING_CODES, PlatformError
 from stoker.failure_reasons import says_peer_is_gone
 from stoker.feed.engine.run_messages import HostEnd
 from stoker.feed.rank_reports import discard_loadings
@@ -22,15 +22,14 @@ from stoker.launch.job_environment import Trainer
 from stoker.launch.limits import Limits
 from stoker.launch.mpi import MpiHost
 from stoker.launch.process import (
-    Decided,
+    Command,
     Ending,
     SignalReceived,
     next_event,
-    supervise,
     wait_for,
     with_own_python,
 )
-from stoker.launch.prometheus import metrics_served
+from stoker.launch.prometheus import serve_metrics
 from stoker.launch.record import PrintedMetrics, RunOutcome, write_record
 from stoker.launch.run_server import HostChange, RunServer, failed
 from stoker.launch.secrets import fetched_secrets
@@ -49,34 +48,21 @@ NEWS_SECONDS = 5.0
 
 def lead(run: HostRun, command: Sequence[str]) -> int:
     """Trains on the first dnn host, serves the others, and writes the record."""
-    failures: list[HostChange] = []
-
-    def fail(change: HostChange) -> None:
-        failures.append(change)
-        run.inbox.put(Decided(change.words.partition("\n")[0]))
-
-    server = RunServer(run, on_failure=fail)
+    server = RunServer(run)
     engine = Engine(run)
     try:
         server.start()
-        return _lead(run, command, server=server, engine=engine, failures=failures)
+        return _lead(run, command, server, engine)
     # Also KeyboardInterrupt: otherwise the other hosts wait until their leases expire.
     except BaseException as err:
-        server.tell(outcome="failed", exit_code=None, reason=repr(err))
+        server.tell(outcome="failed", exit_code=None, reason=str(err) or repr(err))
         raise
     finally:
         engine.stop()
         server.close()
 
 
-def _lead(
-    run: HostRun,
-    command: Sequence[str],
-    *,
-    server: RunServer,
-    engine: Engine,
-    failures: list[HostChange],
-) -> int:
+def _lead(run: HostRun, command: Sequence[str], server: RunServer, engine: Engine) -> int:
     host = run.topology.host
     server.note(STARTED, host=host)
     gpus = GpuLog(environ=run.environ, log=run.log)
@@ -85,22 +71,23 @@ def _lead(
 
     def tick() -> None:
         # First what ends a run: a fault in a figure skips what comes behind it.
-        engine.is_whole(server)
+        engine.look(server)
         limits.tick()
 
-    with metrics_served(run, limits, server):
-        ending = engine.lead(server) or _train(
-            run, command, peer=server, engine=engine, gpus=gpus, tick=tick, read=printed.read
-        )
+    if (port := run.settings.feed.metrics_port) is not None:
+        serve_metrics(run, limits, server, port=port)
+    ending = engine.lead(server) or _train(
+        run, command, peer=server, engine=engine, gpus=gpus, tick=tick, read=printed.read
+    )
     limits.close()
     if engine.failure:
-        failures.insert(0, failed(host, engine.failure))
+        server.failures.insert(0, failed(host, engine.failure))
     if failure := limits.failure:
         # All hosts end with 0, which no platform restarts; the record says that it failed.
         outcome, code = RunOutcome(status="failed", exit_code=0, failure=failure), 0
     else:
-        ending = _await_others(run, server, ending, failures)
-        outcome, code = _judged(run, ending, failures)
+        ending = _await_others(run, server, ending)
+        outcome, code = _judged(run, ending, server.failures)
     server.tell(outcome=outcome.status, exit_code=code, reason=(outcome.failure or "")[:1000])
     engine.stop()
     if outcome.failure:
@@ -169,10 +156,7 @@ def _train(
     discard_loadings(output)
     trainer = Trainer.of(run)
     environ = trainer.environ() | engine.environment
-    try:
-        environ |= fetched_secrets(run.settings.secrets, environ=run.environ, role="dnn")
-    except StokerError as err:
-        return Ending(exit_code=err.exit_code, refused=str(err))
+    environ |= fetched_secrets(run.settings.secrets, environ=run.environ, role="dnn")
     words = with_own_python((*command, *trainer.arguments))
     mpi = MpiHost(trainer, peer, environ) if trainer.strategy == "mpi" else None
 
@@ -187,17 +171,15 @@ def _train(
             return line
         # Not before: a command that is refused leaves no samples.
         gpus.start()
-        ending = supervise(
+        started = Command(
             line,
             environ=mpi.environ if mpi else environ,
             folder=run.folder,
             asks_children=mpi is not None,
             hidden=parts_to_hide(environ.get(name, "") for name in run.settings.secrets),
-            inbox=run.inbox,
-            log=run.log,
-            on_tick=on_tick,
             read=read,
         )
+        ending = started.follow(run.inbox, run.log, on_tick)
     finally:
         gpus.close()
         if mpi:
@@ -225,15 +207,14 @@ def _as_a_pod_ends(run: HostRun, ending: Ending) -> Ending:
 # Why the run ended.
 
 
-def _await_others(
-    run: HostRun, server: RunServer, ending: Ending, failures: list[HostChange]
-) -> Ending:
+def _await_others(run: HostRun, server: RunServer, ending: Ending) -> Ending:
     """Waits for the other dnn hosts, which may have more to do, or be the cause of a failure.
 
     After success, each of them has until its lease ends, or the start deadline if it has not come
     yet; after a failure that only says that a peer is gone, until a lease has shown why. A signal
     ends the wait.
     """
+    failures = server.failures
     if ending.exit_code and not (ending.decided or ending.signals):
         reason = _failure_here(run, ending)
         if run.settings.strategy == "mpi" and not read_failure(run.output):

@@ -21,7 +21,6 @@ Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 PLAIN = ("host", "index", "workers", "secret_file", "engines")
 WITH_PORT = ("address", "leader", "data_addresses", "dnn_addresses")
 TF_CONFIG = "tf_config"
-TF_TASKS = ("chief", "worker", "ps")
 _PLACE = re.compile(r"\{([A-Za-z][A-Za-z0-9_-]*)(?::([A-Za-z][A-Za-z0-9_-]*))?\}")
 
 

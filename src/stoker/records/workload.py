@@ -113,7 +113,7 @@ class Constraints(Record, frozen=True, kw_only=True):
         objective: What ranks plans: the cost or the time of a step.
         max_usd_per_hour: Maximum price of the whole cluster, in dollars per hour.
         max_usd: Maximum dollars of one run, retries included. A plan that is predicted to cost more
-            is refused. The leader counts hosts, prices and time, warns at 80%, and at 100% ends
+            is refused. The leader counts hosts, prices and time, and at the limit ends
             the training as SIGTERM does, so that it can save.
         deadline_hours: Maximum hours of the whole training; needs `training`.
         max_data_hosts: Maximum number of data hosts, up to 256; 0: no data group.
