@@ -188,30 +188,23 @@ def performance_of(
 
     def cost(plan: Predicted | None, step: float, whole: float | None) -> StepCost:
         """Returns what a step costs that takes as long on the plan's hosts."""
-        whole = whole if is_whole else None
+        made = StepCost(step_seconds=step, whole_step_seconds=whole if is_whole else None)
         if plan is None:
-            return StepCost(step_seconds=step, whole_step_seconds=whole)
-        times = (whole or step) / plan.counted_seconds
-
-        def part(value: float | None) -> float | None:
-            return None if value is None else value * times
-
-        return StepCost(
-            step_seconds=step,
-            whole_step_seconds=whole,
-            cpu_seconds=part(plan.cpu_seconds),
-            usd_per_1000_steps=part(plan.usd_per_1000_steps) if is_billed else None,
+            return made
+        times = made.counted_seconds / plan.counted_seconds
+        usd = plan.usd_per_1000_steps if is_billed else None
+        return msgspec.structs.replace(
+            made,
+            cpu_seconds=plan.cpu_seconds and plan.cpu_seconds * times,
+            usd_per_1000_steps=usd and usd * times,
         )
 
     baseline = cost(keep, today, keep.whole_step_seconds if keep else None)
-    # The plan's hosts ran, so its price also holds where the run has none.
     outcome = cost(promise, measured.step_seconds, measured.whole_step_seconds)
     if is_billed and measured.usd_per_1000_steps is not None:
         compared = outcome.counted_seconds / measured.counted_seconds
-        outcome = msgspec.structs.replace(
-            outcome,
-            usd_per_1000_steps=measured.usd_per_1000_steps * compared,
-        )
+        usd = measured.usd_per_1000_steps * compared
+        outcome = msgspec.structs.replace(outcome, usd_per_1000_steps=usd)
     predicted = band = error = None
     if promise is not None:
         predicted = cost(promise, promise.step_seconds, promise.whole_step_seconds)

@@ -7,8 +7,8 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import date
-from functools import partial
 from pathlib import Path
 
 from stoker.catalog import catalog_of
@@ -38,6 +38,7 @@ from stoker.run.folders import FILES, RunFiles, latest_run_dir, run_dir_of
 from stoker.run.judging import champion_metrics
 from stoker.run.outputs import free_advice
 from stoker.run.train import concluding, follow, prepare
+from stoker.run.webhook import RunEnding
 from stoker.terminal import relative, say, step_line
 
 STEPS = ("profile", "decide", "train", "evaluate")
@@ -64,54 +65,21 @@ def run_chain(
         prices: File of prices that adds to the catalog.
     """
     # What would be refused at the end of the run, or in its middle.
-    champion_metrics("", workload=workload)
+    champion = champion_metrics("", workload=workload)
     today = todays_cluster(workload)
     # Once for all steps: prediction and bill have the same prices.
     catalog = catalog_of(workload, prices, is_service_type=is_training_type)
     first = STEPS.index(begin)
     folder = _folder(workload, first)
     say(f"stoker run {shlex.join(subject)}  →  {relative(folder)}")
-    evaluation = None
     with concluding(RunFiles.of(folder), workload, run=folder.name, step=begin) as ending:
-
-        def step(
-            name: str,
-            kind: type[RecordT],
-            make: Callable[[], RecordT],
-            words: Callable[[RecordT], str],
-        ) -> RecordT:
-            """Makes the step's record and writes it, or reads an earlier one."""
-            number = STEPS.index(name)
-            if number < first:
-                record = read_json(folder / FILES[number], kind)
-                say(step_line(name, f"reused: {words(record)}", None))
-                return record
-            began = time.monotonic()
-            # Before it is made, so that who stops the run is told in which step.
-            ending.step = name
-            record = make()
-            write_json(folder / FILES[number], record)
-            say(step_line(name, words(record), time.monotonic() - began))
-            return record
-
-        def trained() -> Training:
-            hosts = decision.plan.groups
-            confirm(workload, hosts, catalog=catalog, decision=decision, assume_yes=assume_yes)
-            return follow(
-                prepare(workload=workload, groups=hosts, run_dir=folder, decision=decision),
-                workload,
-                catalog=catalog,
-                decision=decision,
-                again=_again("train"),
-                echo=False,
-            )
-
+        steps = _Steps(folder, first, ending)
         try:
-            profile = step(
+            profile = steps.record(
                 "profile",
                 Profile,
-                partial(
-                    measure,
+                profile_words,
+                lambda: measure(
                     workload,
                     cluster=today,
                     run_dir=folder / "profile",
@@ -119,7 +87,6 @@ def run_chain(
                     catalog=catalog,
                     assume_yes=assume_yes,
                 ),
-                profile_words,
             )
             inputs = DecisionInputs(
                 profile=profile,
@@ -132,30 +99,44 @@ def run_chain(
                 processes_per_host=today.dnn.processes_per_host,
                 subject=subject,
             )
-            decision = step(
+            decision = steps.record(
                 "decide",
                 Decision,
-                lambda: with_age(decide(inputs), profile, workload),
                 decision_words,
+                lambda: with_age(decide(inputs), profile, workload),
             )
             # Fixes that cost nothing are not part of the plan.
             for text in free_advice(profile, decision):
                 say(step_line("  free", text, None))
-            training = step("train", Training, trained, training_words)
+
+            def trained() -> Training:
+                hosts = decision.plan.groups
+                confirm(workload, hosts, catalog=catalog, decision=decision, assume_yes=assume_yes)
+                return follow(
+                    prepare(workload=workload, groups=hosts, run_dir=folder, decision=decision),
+                    workload,
+                    catalog=catalog,
+                    decision=decision,
+                    again=_again("train"),
+                    echo=False,
+                )
+
+            training = steps.record("train", Training, training_words, trained)
+            evaluation = None
             # Gates and prediction are only for a training run that ended well.
             if not training_exit_code(training):
-                evaluation = step(
+                evaluation = steps.record(
                     "evaluate",
                     Evaluation,
-                    partial(
-                        evaluate,
+                    evaluation_words,
+                    lambda: evaluate(
                         workload=workload,
                         profile=profile,
                         decision=decision,
                         training=training,
+                        champion=champion,
                         today=inputs.today,
                     ),
-                    evaluation_words,
                 )
                 ending.warnings = evaluation.warnings
         except (KeyboardInterrupt, TerminatedError):
@@ -173,6 +154,37 @@ def run_chain(
     say(f"{'report':<11}{ending.report}")
     say(f"next:      {_again('train')}     (trains again)")
     return outcome.exit_code
+
+
+@dataclass(frozen=True, slots=True)
+class _Steps:
+    """The steps of one run, from `first` on made, before read."""
+
+    folder: Path
+    first: int
+    ending: RunEnding
+
+    def record(
+        self,
+        name: str,
+        kind: type[RecordT],
+        words: Callable[[RecordT], str],
+        make: Callable[[], RecordT],
+    ) -> RecordT:
+        """Makes the step's record and writes it, or reads an earlier one."""
+        number = STEPS.index(name)
+        file = self.folder / FILES[number]
+        if number < self.first:
+            record = read_json(file, kind)
+            say(step_line(name, f"reused: {words(record)}", None))
+            return record
+        began = time.monotonic()
+        # Before it is made, so that who stops the run is told in which step.
+        self.ending.step = name
+        record = make()
+        write_json(file, record)
+        say(step_line(name, words(record), time.monotonic() - began))
+        return record
 
 
 def _folder(workload: Workload, first: int) -> Path:

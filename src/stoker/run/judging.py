@@ -115,10 +115,10 @@ def judge_run(
         )
         if workload.platform == "sagemaker" and out:
             # What the model registry shows: Studio cannot show all of evaluation.json.
-            quality = json.dumps(model_quality(trained))
-            write_text(evaluation_file.with_name("model-quality.json"), quality)
-            metadata = json.dumps(model_metadata(workload, trained, decision))
-            write_text(evaluation_file.with_name("model-metadata.json"), metadata)
+            metadata = model_metadata(workload, trained, decision)
+            shown = {"quality": model_quality(trained), "metadata": metadata}
+            for name, document in shown.items():
+                write_text(evaluation_file.with_name(f"model-{name}.json"), json.dumps(document))
         outcome = outcome_of(trained, record.gates)
         ending.warnings = record.warnings
         ending.take(outcome)
@@ -180,11 +180,11 @@ def champion_quality(aws: Aws, group: str) -> dict[str, float] | None:
             where=f"model package group {group}",
             fix="approve a model that stoker's pipeline registered, or write numbers into the gate",
         )
+    # As `model_quality` writes it: metrics by their kind.
     quality: dict[str, float] = {}
-    for kind, part in mapping(json.loads(aws.read_object(uri))).items():
-        for metric, document in mapping(part).items():
-            value = item_at(document, "value")
-            if kind.endswith("_metrics") and isinstance(value, int | float):
+    for metrics in mapping(json.loads(aws.read_object(uri))).values():
+        for metric, document in mapping(metrics).items():
+            if isinstance(value := item_at(document, "value"), int | float):
                 quality[metric] = float(value)
     return quality
 

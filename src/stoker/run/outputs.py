@@ -7,7 +7,6 @@ metrics only by writing the file `outputs.outputFile`.
 
 import json
 import math
-import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,7 +28,6 @@ from stoker.records import (
     write_text,
 )
 from stoker.records.base import Document, Record, RecordT, mapping, mappings, text
-from stoker.records.hyperparameters import argument
 from stoker.records.profile import busy_share
 
 _MODEL = "system.Model"
@@ -63,16 +61,11 @@ class KubeflowStep:
     @property
     def params(self) -> list[str]:
         """The run's parameters, as `NAME=VALUE`."""
-        found = {
-            name: _as_text(value)
-            for name, value in _document(self.inputs.get(PARAMETERS_INPUT) or "{}").items()
-        }
+        whole = _document(self.inputs.get(PARAMETERS_INPUT) or "{}")
+        found = {name: _as_text(value) for name, value in whole.items()}
         for name, value in self.inputs.items():
             if name.startswith(PARAMETER_INPUT):
                 found[name.removeprefix(PARAMETER_INPUT)] = value
-        if not found.get("input_data"):
-            # Empty, it names nothing, also to a workload without channels.
-            found.pop("input_data", None)
         return [f"{name}={value}" for name, value in found.items()]
 
 
@@ -109,14 +102,10 @@ def _document(written: str) -> Document:
 
 
 def _as_text(value: Json) -> str:
-    """Returns a value as `--param` takes it: null is empty, a list its words, 3.0 is 3."""
-    if isinstance(value, list):
-        return shlex.join(argument(each) for each in value)
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
+    """Returns a value as `--param` takes it: null is empty, others as JSON."""
     if value is None or isinstance(value, str):
         return value or ""
-    return json.dumps(value, sort_keys=True)
+    return json.dumps(value)
 
 
 def deliver(
