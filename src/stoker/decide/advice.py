@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 
 from stoker.decide.choose import best_of
 from stoker.decide.model import WAITS
-from stoker.decide.price import WORTH_A_TRY, Space
+from stoker.decide.price import Space
 from stoker.records import (
     Advice,
     Bottleneck,
@@ -84,16 +84,17 @@ def _advice(space: Space, decision: Decision) -> Iterator[tuple[str, str, str]]:
         # Where the model judges plans by it, nothing is to be fixed first.
         when = "" if work.storage == "per_host" else before
         yield "storage", f"{begin} {_STORAGE} {_DATA_HOSTS[work.storage]}", when
+    free = free_of(space, decision)
     for fix in profile.fixes:
-        # The chosen plan has its number of workers already.
-        if decision.action != "tune" or fix.id != "num_workers":
+        # The plan that costs nothing has its number of workers already.
+        if free is None or fix.id != "num_workers":
             when = "" if fix.cost == "none" else f"{fix.cost} work"
             yield fix.id, fix.text, before if fix.id in _FIX_FIRST else when
     if limit == "unexplained" and not (work.is_too_noisy or profile.unmeasured or taken):
         text = "Profile the training again, longer and on a quiet machine."
         yield "profile-again", text, before
     yield from _advice_on_hosts(space, decision)
-    yield from _advice_on_workers(space, decision)
+    yield from _advice_on_workers(space, decision, free)
 
 
 def _advice_on_hosts(space: Space, decision: Decision) -> Iterator[tuple[str, str, str]]:
@@ -104,8 +105,7 @@ def _advice_on_hosts(space: Space, decision: Decision) -> Iterator[tuple[str, st
     is_idle = bool(work.reference.accelerators) and busy < _MOST_BUSY
     machine = space.catalog.max_total_vcpus
     is_full = machine is not None and machine <= work.vcpus
-    has_nothing = decision.verdict == "none" and not space.fix_first
-    if is_idle and is_full and has_nothing and limit != "launch":
+    if is_idle and is_full and decision.verdict == "none" and limit != "launch":
         text = f"The accelerators compute for {percentage(busy)} of a step, and this machine has "
         text += "no cores left for them. What other hosts would do: "
         yield "elsewhere", f"{text}stoker decide profile.json --as TYPE.", ""
@@ -119,35 +119,31 @@ def _advice_on_hosts(space: Space, decision: Decision) -> Iterator[tuple[str, st
         yield "offload-gpu", f"{text}docs/how-to/decode-on-the-gpu.md.", when
     if decision.action == "scale_out":
         text = "More replicas make a larger global batch"
-        if work.global_batch_size and decision.plan.global_batch_size:
+        if decision.plan.global_batch_size:
             text += f": {decision.plan.global_batch_size} samples instead of "
             text += str(work.global_batch_size)
         text += ". Try a learning rate larger by the same factor, with a warm-up. "
         yield "global-batch", f"{text}Step times are given for today's global batch.", ""
 
 
-def _advice_on_workers(space: Space, decision: Decision) -> Iterator[tuple[str, str, str]]:
-    """Yields a number of loader workers that costs nothing."""
+def _advice_on_workers(
+    space: Space, decision: Decision, free: Plan | None
+) -> Iterator[tuple[str, str, str]]:
+    """Yields a number of loader workers; `free` is the plan of one that costs nothing."""
     work = space.work
-    has_fix = any(fix.id == "num_workers" for fix in space.profile.fixes)
-    plan = free_of(space, decision)
-    if plan and plan.predicted and (not has_fix or decision.action != "keep"):
+    # A larger host does not help a script that asks for today's number of workers.
+    plan = decision.plan if decision.action == "scale_up" else free
+    if plan and plan.predicted:
         dnn = plan.groups[0]
         text = f"Give the loaders {numbered(dnn.workers_per_host or 0, 'worker')} per host"
         if plan.action == "scale_up":
-            text += f" on {dnn.instance_type}, whose cores are idle,"
+            text += f" on {dnn.instance_type}"
         if work.num_workers is not None:
             text += f" instead of {work.num_workers}"
-        promise = f"{as_fast(plan.predicted.speedup)}, at no cost"
-        if work.unexplained:
+        if plan is free and not work.unexplained:
             # An unexplained profile supports no figure.
-            promise = "it costs nothing to try; how much it gives is not known"
-        yield "num-workers", f"{text}: {promise}.", ""
-    if decision.action == "scale_up":
-        # A larger host does not help a script that asks for today's number of workers.
-        workers = decision.plan.groups[0].workers_per_host or 0
-        text = f"Set num_workers so that each host has {workers} loader workers in all."
-        yield "num-workers", text, ""
+            text += f": {as_fast(plan.predicted.speedup)}, at no cost"
+        yield "num-workers", f"{text}.", ""
     if work.shards and space.bottleneck in ("cpu", "workers", "latency"):
         text = f"The stream has {numbered(work.shards, 'shard')}, one for each loader worker: "
         text += "num_workers is the number of its shards too, if it divides itself by "
@@ -156,15 +152,11 @@ def _advice_on_workers(space: Space, decision: Decision) -> Iterator[tuple[str, 
 
 
 def free_of(space: Space, decision: Decision) -> Plan | None:
-    """Returns the plan that costs nothing: more loader workers, here on more of its cores.
-
-    A larger training host is the same machine, with cores that data hosts would take.
-    """
+    """Returns the plan that costs nothing: more loader workers, here on more of its cores."""
     plans = [best_of(space, decision, "tune")]
-    today = decision.today
-    if decision.prices.is_nominal and decision.action == "heterogeneous" and today:
-        larger = best_of(space, decision, "scale_up")
-        plans.append(larger if larger and space.gain(larger, today) > WORTH_A_TRY else None)
+    if decision.prices.is_nominal and decision.action == "heterogeneous":
+        # A larger training host is the same machine, with cores that data hosts would take.
+        plans.append(best_of(space, decision, "scale_up"))
     return min(filter(None, plans), key=space.rank, default=None)
 
 

@@ -1,6 +1,6 @@
 """The text of a decision, for terminal and page: the verdict first, then why, then the plans."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from stoker.decide.choose import cluster_words
 from stoker.decide.elsewhere import taken_words
@@ -131,34 +131,34 @@ def shown_plans(decision: Decision) -> list[tuple[str, Plan]]:
     workers, and the next ones.
     """
     able = [plan for plan in decision.plans if plan.feasible and plan.predicted]
-    marked = [(_mark(plan, decision), plan) for plan in able]
-    best = able[:_MOST_ROWS]
-    return [
-        (mark, plan)
-        for mark, plan in marked
-        if mark or plan in best or plan.action in ("keep", "tune")
-    ]
+    shown = []
+    for place, plan in enumerate(able):
+        mark = "?" if plan.reason.startswith(ASKED_FOR) else ""
+        if decision.probable and plan.groups == decision.probable.groups:
+            mark = "~"
+        if plan == decision.plan:
+            mark = "*"
+        if mark or place < _MOST_ROWS or plan.action in ("keep", "tune"):
+            shown.append((mark, plan))
+    return shown
 
 
-def _mark(plan: Plan, decision: Decision) -> str:
-    if (plan.action, plan.groups) == (decision.plan.action, decision.plan.groups):
-        return "*"
-    if plan.reason.startswith(ASKED_FOR):
-        return "?"
-    return "~" if decision.probable and plan.groups == decision.probable.groups else ""
+def plan_heads(decision: Decision) -> tuple[str, ...]:
+    """Returns the heads of `plan_cells`."""
+    costs = ("$/h", "$/1000") if decision.prices.is_billed else ("busy", "cores")
+    return ("step", "speed", *costs, "limit")
 
 
-def plan_columns(decision: Decision) -> tuple[str, str]:
-    """Returns the heads of the two columns by which plans are compared, beside their time."""
-    return ("$/h", "$/1000") if decision.prices.is_billed else ("busy", "cores")
-
-
-def plan_cells(outcome: Predicted, heads: tuple[str, str]) -> list[str]:
-    """Returns the cells of `plan_columns`."""
-    if heads == ("busy", "cores"):
-        return [percentage(outcome.accelerator_utilization), f"{cores(outcome):.3g}"]
-    dollars = (outcome.usd_per_hour or 0.0, outcome.usd_per_1000_steps or 0.0)
-    return [digits(each, 4) for each in dollars]
+def plan_cells(plan: Plan, heads: Sequence[str]) -> list[str]:
+    """Returns a plan's figures: its time, what plans are compared by beside it, and its limit."""
+    outcome = plan.predicted
+    if outcome is None:
+        return ["not known", *([""] * (len(heads) - 1))]
+    costs = [percentage(outcome.accelerator_utilization), f"{cores(outcome):.3g}"]
+    if "$/h" in heads:
+        dollars = (outcome.usd_per_hour or 0.0, outcome.usd_per_1000_steps or 0.0)
+        costs = [digits(each, 4) for each in dollars]
+    return [ms(outcome.counted_seconds), f"{times(outcome.speedup)}x", *costs, outcome.limit]
 
 
 def table_notes(decision: Decision) -> list[str]:
@@ -195,22 +195,17 @@ def _prices_words(prices: Prices) -> str:
 
 def _table(decision: Decision) -> Iterator[str]:
     shown = shown_plans(decision)
-    heads = plan_columns(decision)
-    cells = []
-    for mark, plan in shown:
-        outcome = plan.predicted
-        assert outcome is not None
-        name = plan_name(plan, decision.today)
-        speed = (ms(outcome.counted_seconds), f"{times(outcome.speedup)}x")
-        costs = plan_cells(outcome, heads)
-        cells.append((f"{mark or ' '}{plan.action}", name, *speed, *costs, outcome.limit))
-    if cells:
-        yield from table_lines(("action", "cluster", "step", "speed", *heads, "limit"), cells)
+    heads = plan_heads(decision)
+    rows = [
+        (f"{mark or ' '}{plan.action}", plan_name(plan, decision.today), *plan_cells(plan, heads))
+        for mark, plan in shown
+    ]
+    if rows:
+        yield from table_lines(("action", "cluster", *heads), rows)
     infeasible = [plan for plan in decision.plans if not plan.feasible]
-    hidden = len(decision.plans) - len(shown)
-    if cells and hidden:
-        out = f", {len(infeasible)} of them ruled out" if infeasible else ""
-        yield f"({numbered(hidden, 'more plan')}{out}: see decision.json)"
+    if hidden := len(decision.plans) - len(shown):
+        more = numbered(hidden, "more plan")
+        yield f"({more}, {len(infeasible)} of them ruled out: see decision.json)"
     for plan in infeasible:
         if plan.reason.startswith(ASKED_FOR):
             yield from wrapped(f"? {cluster_words(plan)}: {plan.reason}")

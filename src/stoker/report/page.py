@@ -18,7 +18,7 @@ from stoker.decide.explain import (
     advice_words,
     headline,
     plan_cells,
-    plan_columns,
+    plan_heads,
     plan_name,
     shown_plans,
     table_notes,
@@ -30,10 +30,10 @@ from stoker.figures.intervals import joined, read_intervals
 from stoker.figures.limit import feed_limit_of
 from stoker.profile.explain import explain as explain_profile
 from stoker.record_words import busy_words, gpu_words, group_arguments, notes_on
-from stoker.records import Decision, Plan, Training, write_text
+from stoker.records import Decision, Predicted, Training, write_text
 from stoker.report.charts import read_steps, shown_seconds, sparkline, strip
 from stoker.report.verdict import ReportedRun, judge, key_figures
-from stoker.units import capital, digits, figure, ms, numbered, percent, percentage, times, usd
+from stoker.units import capital, digits, figure, ms, numbered, percent, percentage, usd
 
 # Of plans that may not be used, the first: the user's own ones come first.
 _MOST_RULED_OUT = 3
@@ -161,7 +161,7 @@ def _steps(run: ReportedRun) -> Block:
 
 def _plans(decision: Decision) -> Block:
     """Returns the table of the plans, each with a bar of its step."""
-    heads = plan_columns(decision)
+    heads = plan_heads(decision)
     outcomes = [plan.predicted for plan in decision.plans if plan.predicted]
     longest = max((outcome.counted_high for outcome in outcomes), default=1.0)
     rows = []
@@ -170,7 +170,7 @@ def _plans(decision: Decision) -> Block:
         words = f"{mark} {plan_name(plan, decision.today)}".strip()
         reason = plan.reason if plan.feasible else f"not feasible: {plan.reason}"
         name = Markup("{} <small>{}</small>").format(words, reason)
-        rows.append([name, *_plan_cells(plan, longest, heads)])
+        rows.append([name, _bar(plan.predicted, longest), *plan_cells(plan, heads)])
     notes = [f"The limit today: {limit_words(decision.bottleneck)}."]
     if decision.taken_elsewhere:
         notes.append(taken_words(decision.taken_elsewhere))
@@ -179,26 +179,19 @@ def _plans(decision: Decision) -> Block:
     notes += table_notes(decision)
     if more := len(decision.plans) - len(rows):
         notes.append(f"{numbered(more, 'more plan')}: see decision.json.")
-    return Block(
-        heads=("plan", "step", "longer is slower", "speed", *heads, "limit"),
-        rows=rows,
-        note=" ".join(notes),
-    )
+    return Block(heads=("plan", "longer is slower", *heads), rows=rows, note=" ".join(notes))
 
 
-def _plan_cells(plan: Plan, longest: float, heads: tuple[str, str]) -> list[str | Markup]:
-    outcome = plan.predicted
+def _bar(outcome: Predicted | None, longest: float) -> Markup:
+    """Draws a band from low to high, and the step in front of it."""
     if outcome is None:
-        return ["not known", "", "", "", "", ""]
+        return Markup()
     bounds = (outcome.counted_low, outcome.counted_seconds, outcome.counted_high)
-    low, step, high = (f"{100 * min(1.0, seconds / longest):.1f}%" for seconds in bounds)
-    # A band from low to high, and the step in front of it.
-    bar = Markup(
+    low, step, high = (f"{100 * seconds / longest:.1f}%" for seconds in bounds)
+    return Markup(
         '<span class="bar"><i class="band" style="left:{0};width:calc({2} - {0})"></i>'
         '<i style="width:{1}"></i></span>'
     ).format(low, step, high)
-    cells = [ms(outcome.counted_seconds), bar, f"{times(outcome.speedup)}x"]
-    return [*cells, *plan_cells(outcome, heads), outcome.limit]
 
 
 def _quality(run: ReportedRun) -> Block:
