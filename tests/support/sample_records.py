@@ -225,7 +225,7 @@ def with_gpus(folder: Path, *, seconds: int = 300) -> dict[str, object]:
     """Returns the records of a page about a GPU that was busier afterwards, and one unused."""
     found: dict[str, object] = {}
     loads = []
-    for name, share in (("before_intervals", 0.28), ("intervals", 0.86)):
+    for name, share in (("before", 0.28), ("intervals", 0.86)):
         rows = []
         for second in range(0, seconds, 2):
             rates = [
@@ -253,7 +253,8 @@ def with_gpus(folder: Path, *, seconds: int = 300) -> dict[str, object]:
         model = "NVIDIA H100 80GB HBM3"
         gpus = {str(n): Gpu(index=n, uuid=f"GPU-{n}", model=model) for n in range(2)}
         loads.append(gpu_loads(rows, {"algo-1": gpus}))
-        found[name] = file
+        if name == "intervals":
+            found[name] = file
     before, after = loads
     seen = Observed(cpu_utilization=0.9, gpu_utilization=0.28, gpus=before, hosts=1)
     found["profile"] = msgspec.structs.replace(profile(), observed=seen)

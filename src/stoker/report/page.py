@@ -123,13 +123,15 @@ def _sections(run: ReportedRun) -> Iterator[tuple[str, Iterable[Block]]]:
     warnings = [*(run.evaluation.warnings if run.evaluation else ())]
     warnings += decision.warnings if decision else ()
     warnings += notes_on(training) if training else ()
-    fixes = [f"{fix.text} ({fix.cost} work)" for fix in (run.profile.fixes if run.profile else ())]
+    # Fixes to the script are part of a decision's advice.
+    advice = [fix.text for fix in (run.profile.fixes if run.profile else ())]
+    if decision:
+        advice = advice_words(decision)
     yield (
         "Advice and warnings",
         [
             Block(title="Warnings", items=[*dict.fromkeys(warnings)]),
-            Block(title="Fixes to the script or its settings", items=fixes),
-            Block(title="Worth doing", items=advice_words(decision) if decision else ()),
+            Block(title="Worth doing", items=advice),
         ],
     )
     yield "Commands and environment", _environment(run)
@@ -195,16 +197,14 @@ def _bar(outcome: Predicted | None, longest: float) -> Markup:
 
 
 def _quality(run: ReportedRun) -> Block:
-    gates = run.evaluation.gates if run.evaluation else ()
+    metrics = dict(run.training.metrics if run.training else {})
     rows = []
-    for gate in gates:
+    for gate in run.evaluation.gates if run.evaluation else ():
+        metrics.pop(gate.metric, None)
         value = "not reported" if gate.value is None else figure(gate.value)
         low, high = ("" if bound is None else figure(bound) for bound in (gate.min, gate.max))
         rows.append([gate.metric, value, low, high, "passed" if gate.passed else "failed"])
-    gated = {gate.metric for gate in gates}
-    for name, metric in (run.training.metrics if run.training else {}).items():
-        if name not in gated:
-            rows.append([name, figure(metric), "", "", ""])
+    rows += [[name, figure(value), "", "", ""] for name, value in metrics.items()]
     return Block(heads=("metric", "value", "at least", "at most", "gate"), rows=rows)
 
 
@@ -225,21 +225,19 @@ def _hosts(training: Training) -> Block:
 
 
 def _gpus(run: ReportedRun) -> Block:
-    """Returns the load of the GPUs before and after, as sparklines and in words."""
+    """Returns the load of the GPUs over the run, and before and after in words."""
     observed = run.profiled.observed if run.profiled else None
     loads = run.training.gpus if run.training else ()
-    before = observed.gpus if observed else ()
-    sources = [("Before", run.before_intervals, before), ("After", run.intervals, loads)]
+    steps = [row for row in read_intervals(run.intervals) if row.steps]
+    rows = [(row.seconds, row.gpu_utilization) for row in steps]
+    points = [(seconds, share) for seconds, share in rows if share is not None]
     pictures = []
-    for name, file, gpus in sources:
-        rows = [(row.seconds, row.gpu_utilization) for row in read_intervals(file) if row.steps]
-        points = [(seconds, share) for seconds, share in rows if share is not None]
-        if points and (words := busy_words(gpus)):
-            picture = sparkline(points, top=1.0, css="compute", label=f"{name}: {words}")
-            pictures.append((name, picture, words))
+    if points and (words := busy_words(loads)):
+        if before := busy_words(observed.gpus if observed else ()):
+            words += f"; before: {before}"
+        pictures.append(_spark("A kernel runs", words, points))
     items = [f"{gpu.host}, {gpu_words(gpu)}" for gpu in loads[:_MOST_HOSTS]]
-    note = "The share of time in which a kernel ran, each run on its own scale of time."
-    return Block(title="GPUs", pictures=pictures, items=items, note=note if pictures else "")
+    return Block(title="GPUs", pictures=pictures, items=items)
 
 
 def _feed(file: Path | None) -> Block:
@@ -251,8 +249,7 @@ def _feed(file: Path | None) -> Block:
     limit = feed_limit_of(whole)
     waits = [(each.seconds, each.wait_share or 0.0) for each in intervals]
     words = f"{percent(whole.wait_share)} of the time, top 100%"
-    picture = sparkline(waits, top=1.0, css="wait", label=f"Waiting for data: {words}")
-    pictures = [("Waiting for data", picture, words)]
+    pictures = [_spark("Waiting for data", words, waits, css="wait")]
     hosts = whole.hosts[:_MOST_HOSTS]
     rates = defaultdict[str, list[tuple[float, float]]](list)
     for interval in intervals:
@@ -266,10 +263,20 @@ def _feed(file: Path | None) -> Block:
         words += f"{numbered(host.workers, 'worker')} {percent(host.busy_share)} busy"
         if host.moved:
             words += f", {host.moved} made elsewhere"
-        picture = sparkline(rates[host.name], top=top, css="compute", label=f"{host.name}: {words}")
-        pictures.append((host.name, picture, words))
+        pictures.append(_spark(host.name, words, rates[host.name], top=top))
     note = f"What limits the run: {limit.words}. To gain more: {limit.advice}."
     return Block(title="Who fed the trainer", pictures=pictures, note=note)
+
+
+def _spark(
+    name: str,
+    words: str,
+    points: Sequence[tuple[float, float]],
+    *,
+    top: float = 1.0,
+    css: str = "compute",
+) -> tuple[str, Markup, str]:
+    return name, sparkline(points, top=top, css=css, label=f"{name}: {words}"), words
 
 
 def _environment(run: ReportedRun) -> Iterator[Block]:

@@ -55,8 +55,7 @@ class ReportedRun:
         environment: Facts to show. `command` is the command line of the run.
         before_timeline: CSV of the baseline's steps in the profile's as-is phase.
         after_timeline: CSV of this run's steps.
-        before_intervals: Rows of the profiled run (see figures.intervals), if there are any.
-        intervals: Rows of the run, likewise.
+        intervals: Rows of the run (see figures.intervals), if there are any.
         failure: Why the run ended early, if no record has it.
     """
 
@@ -69,7 +68,6 @@ class ReportedRun:
     environment: Mapping[str, str]
     before_timeline: Path | None = None
     after_timeline: Path | None = None
-    before_intervals: Path | None = None
     intervals: Path | None = None
     failure: str | None = None
 
@@ -212,25 +210,17 @@ def gain_words(run: ReportedRun) -> str:
 def key_figures(run: ReportedRun) -> list[tuple[str, str, str]]:
     """Returns up to four figures: name, value, and what stands below it."""
     performance = run.performance
-    measured = run.measured
-    today = run.decision.today if run.decision else None
-    before = ""
-    if performance:
-        before = f"before: {ms(performance.baseline.counted_seconds)}"
-    elif today and today.predicted:
-        before = f"before: {ms(today.predicted.counted_seconds)}"
-    outcome = run.decision.plan.predicted if run.decision else None
     rows: list[tuple[str, str, str]] = []
-    if measured:
-        now = performance.measured.counted_seconds if performance else measured.counted_seconds
+    if run.measured:
+        seconds = run.measured.counted_seconds
+        before = ""
+        if performance:
+            seconds = performance.measured.counted_seconds
+            before = f"before: {ms(performance.baseline.counted_seconds)}"
+        rows.append(("A step takes", ms(seconds), before))
         waited = run.profiled.step.wait_share if run.profiled else None
-        note = "" if waited is None else f"before: {percent(waited)}"
-        rows.append(("A step takes", ms(now), before))
-        rows.append(("Of it waiting for data", percent(measured.wait_share), note))
-    elif outcome:
-        band = f"{ms(outcome.counted_low)} to {ms(outcome.counted_high)}"
-        rows.append(("A step takes", ms(outcome.counted_seconds), f"predicted, {band}; {before}"))
-        rows.append(("Predicted speed-up", f"{times(outcome.speedup)}x", "nothing was run yet"))
+        before = "" if waited is None else f"before: {percent(waited)}"
+        rows.append(("Of it waiting for data", percent(run.measured.wait_share), before))
     if performance and performance.prediction_error is not None and not performance.busy:
         words = performance_words(performance)[1]
         rows.append(("Speed-up", f"{times(performance.speedup)}x", words))

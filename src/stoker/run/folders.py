@@ -133,7 +133,7 @@ def write_report_of(
         return
     # Imported here, with the templates of the page.
     from stoker import __version__
-    from stoker.figures.intervals import BASELINE_FILE, FILE
+    from stoker.figures.intervals import FILE
     from stoker.report import ReportedRun, write_report
 
     training = found_in(files.training, Training)
@@ -152,7 +152,6 @@ def write_report_of(
             evaluation=found_in(files.evaluation, Evaluation),
             before_timeline=file_beside(before, "baseline-timeline.csv"),
             after_timeline=file_beside(files.training, timeline) if timeline else None,
-            before_intervals=file_beside(before, BASELINE_FILE),
             intervals=file_beside(files.training, FILE),
             environment=facts,
             failure=failure or None,
