@@ -15,13 +15,14 @@ from typing import Any
 import pytest
 
 from stoker.catalog import load_catalog
+from stoker.errors import PlatformError
 from stoker.platforms.aws import Aws
 from stoker.platforms.base import JobSpec, LogLine, Run
 from stoker.platforms.kubernetes import KubernetesPlatform
 from stoker.platforms.kubernetes.api import ClusterApi
 from stoker.platforms.sagemaker import SageMakerPlatform
 from stoker.records import Training, to_json
-from stoker.records.outcome import outcome_of, training_exit_code
+from stoker.records.outcome import outcome_of
 from stoker.repeat import READ_AGAIN_SECONDS
 from stoker.run.train import train
 from support import sagemaker_job, sample_records
@@ -166,16 +167,14 @@ def test_a_job_whose_creation_got_no_answer_is_adopted(aws, aws_proxy, clock, jo
 
 
 @pytest.mark.parametrize("fault", [UNAVAILABLE, DENIED], ids=["503", "403"])
-def test_a_training_whose_outputs_cannot_be_read_is_unknown_and_not_failed(
+def test_a_training_whose_outputs_cannot_be_read_is_read_again_by_the_same_command(
     aws, aws_proxy, clock, job, fault
 ):
     aws_proxy.rule = lambda call: fault if OUTPUTS in call else None
-    record, _ = trained_on_sagemaker(aws, job)
+    with pytest.raises(PlatformError, match="its outputs could not be read") as caught:
+        trained_on_sagemaker(aws, job)
     assert clock.now >= READ_AGAIN_SECONDS or fault is DENIED
-    assert record.unfetched == OUTPUT_URI
-    assert (record.status, record.metrics, record.steps) == ("succeeded", {}, None)
-    found = outcome_of(record)
-    assert (found.state, found.exit_code, training_exit_code(record)) == ("unknown", 4, 4)
+    assert (caught.value.where, caught.value.exit_code) == (OUTPUT_URI, 4)
     aws_proxy.rule = lambda call: None
     # The same command again.
     again, _ = trained_on_sagemaker(aws, job)

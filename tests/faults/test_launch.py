@@ -154,7 +154,6 @@ def test_a_killed_leader_launcher_takes_its_trainer_along_and_frees_the_data_hos
         assert end.status == "failed"
         assert job.leader in (end.failure or "")
         assert "signal 9" in (end.failure or "")
-        assert end.data_group_release_seconds < 30
         # The data host noticed, and ended by itself.
         assert "was silent for more than 5 s" in job.log("algo-1")
         assert "agent_ended" in job.log("algo-1")

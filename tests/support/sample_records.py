@@ -138,7 +138,6 @@ def training() -> Training:
         ),
         metrics={"accuracy": 0.967, "loss": 0.1084},
         job=Job(platform="local", name="mnist-20261120-081500"),
-        data_group_release_seconds=0.4,
         events=(
             Event(when="2026-11-20T08:15:03Z", what="data host registered", host="algo-2"),
             Event(when="2026-11-20T08:15:41Z", what="training ended, data host released"),

@@ -178,7 +178,6 @@ def test_path_hosts_events_commands_and_advice_are_shown(report):
         "data host registered",
         "kornia",
         "uint8",
-        "data hosts gone 0.40 s after the training's end",
         "stoker run configs/mnist.yaml",
         "stoker train --platform local --group dnn=local.c1:1:1 --group data=local.c1:1:1"
         " -- python examples/mnist/train.py --epochs 3",

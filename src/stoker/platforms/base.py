@@ -135,7 +135,6 @@ class JobEnd:
     Attributes:
         exit_code: Exit code of the training command, where known.
         output_dir: Local folder with the dnn leader's output/data.
-        data_group_release_seconds: From the end of the dnn leader to the end of the last data host.
         events: Events that only the platform saw; the leader's are in its record.
         mlflow_run_id: Run that the platform created in its own MLflow.
         host_seconds: Time of all hosts of each group, in seconds, where known.
@@ -147,7 +146,6 @@ class JobEnd:
     exit_code: int | None = None
     failure: str | None = None
     output_dir: Path | None = None
-    data_group_release_seconds: float | None = None
     model_uri: str | None = None
     job_url: str | None = None
     events: tuple[Event, ...] = ()

@@ -418,7 +418,6 @@ class LocalRun(Run):
             status = "failed"
             failure = self._failure or (training.failure if training else None)
             failure = failure or self._reason(leader, f"dnn host {leader.host.name}")
-        data_ends = [each.ended_at for each in self._hosts if each.host.role == "data"]
         model = base / "model"
         return JobEnd(
             status=status,
@@ -426,9 +425,6 @@ class LocalRun(Run):
             failure=failure,
             output_dir=base / "output" / "data",
             model_uri=str(model) if model.is_dir() and any(model.iterdir()) else None,
-            data_group_release_seconds=(
-                max(0.0, max(data_ends) - leader.ended_at) if data_ends else None
-            ),
             events=tuple(self._events),
         )
 

@@ -16,9 +16,7 @@ from stoker.units import figure, ms, numbered, percentage, usd
 IDLE_SHARE = 0.8
 # Of a step: one that waits longer does not need fewer data hosts.
 _MAX_WAIT_SHARE = 0.2
-OutcomeState = Literal[
-    "passed", "no gate", "gate failed", "did no step", "failed", "stopped", "unknown"
-]
+OutcomeState = Literal["passed", "no gate", "gate failed", "did no step", "failed", "stopped"]
 # In the first line of a rank's failure, or in the last line of its traceback.
 _ERROR_OF_THE_FEED = re.compile(
     r"^(rank \d+ on \S+: |stoker\.errors\.)(Feed|FeedLost|Shipping|Protocol)Error: ", re.MULTILINE
@@ -31,7 +29,6 @@ _OUTCOME_CODES = {
     "the training did no step": GateError.exit_code,
     "the training failed": WorkloadError.exit_code,
     "the training was stopped": PlatformError.exit_code,
-    "the training succeeded, but its outputs could not be read": PlatformError.exit_code,
 }
 _OUTCOME_WORDS = re.compile("|".join(map(re.escape, _OUTCOME_CODES)))
 
@@ -41,8 +38,7 @@ class Outcome:
     """Result of a run.
 
     Attributes:
-        state: did no step: it succeeded without a step, so its metrics are an earlier run's;
-            unknown: its metrics could not be read.
+        state: did no step: it succeeded without a step, so its metrics are an earlier run's.
         words: The result in one line, with the reason if the run did not pass.
         exit_code: Exit code of a command that judges the run.
     """
@@ -77,9 +73,6 @@ def outcome_of(training: Training, gates: Sequence[GateResult] = ()) -> Outcome:
     if training.status == "failed":
         words = f"the training failed{with_code}: {training.cause}"
         return Outcome(state="failed", words=words, exit_code=code)
-    if training.is_unknown:
-        words = f"the training succeeded, but its outputs could not be read: {training.unfetched}"
-        return Outcome(state="unknown", words=words, exit_code=code)
     if training.num_steps == 0:
         words = "the training did no step (was its checkpoint already at the last epoch?)"
         return Outcome(state="did no step", words=words, exit_code=GateError.exit_code)
@@ -98,9 +91,7 @@ def outcome_of_gates(gates: Sequence[GateResult]) -> Outcome:
 
 
 def training_exit_code(training: Training) -> int:
-    """Returns 0, 4 if it is unknown, 5 if the feed failed, 6 if the workload did, 143: stopped."""
-    if training.is_unknown:
-        return PlatformError.exit_code
+    """Returns 0, 5 if the feed failed, 6 if the workload did, 143: stopped."""
     # Both: a script may exit with 5 for another reason, or print this text and continue.
     is_named = _ERROR_OF_THE_FEED.search(training.failure or "")
     if training.status == "failed" and training.exit_code == FeedError.exit_code and is_named:

@@ -252,8 +252,6 @@ class Training(Record, frozen=True, kw_only=True):
             Infinity, -Infinity, or what a gate's pattern found.
         model_uri: Location of the saved model.
         job: The run in its platform's terms.
-        data_group_release_seconds: Seconds from the end of the training to the last data host's
-            end.
         events: What happened, in order of time.
         failure: What failed, as its source reported it (a traceback, a lost host).
         mlflow_run_id: Run of MLflow.
@@ -268,8 +266,6 @@ class Training(Record, frozen=True, kw_only=True):
         spending: Dollars of each group, and what a data group made for them.
         bad_samples: Samples that were skipped or replaced, by `feed.on_error`; listed in
             `bad_samples.csv` beside the record.
-        unfetched: Address of the leader's outputs if they could not be read: what was measured is
-            not known. `stoker evaluate` reads them again.
     """
 
     schema: Literal["stoker.training/v1"] = "stoker.training/v1"
@@ -287,7 +283,6 @@ class Training(Record, frozen=True, kw_only=True):
     metrics: dict[str, Metric] = {}
     model_uri: str | None = None
     job: Job
-    data_group_release_seconds: NonNegativeFloat | None = None
     events: tuple[Event, ...] = ()
     failure: str | None = None
     mlflow_run_id: str | None = None
@@ -297,17 +292,11 @@ class Training(Record, frozen=True, kw_only=True):
     spent_usd: NonNegativeFloat | None = None
     spending: tuple[GroupSpending, ...] = ()
     bad_samples: NonNegativeInt = 0
-    unfetched: str | None = None
 
     @property
     def numbers(self) -> dict[str, float]:
         """The metrics that are finite numbers."""
         return {name: value for name, value in self.metrics.items() if isinstance(value, float)}
-
-    @property
-    def is_unknown(self) -> bool:
-        """Whether the run succeeded, and its metrics could not be read."""
-        return self.status == "succeeded" and self.unfetched is not None
 
     @property
     def num_steps(self) -> int | None:
@@ -506,10 +495,6 @@ def completed(
         measured = replace(measured, usd_per_1000_steps=cost, timeline_file=timeline_file)
     # Hosts of a run that a rule ended end with 0, so that no platform restarts them.
     is_failed = (leader.status, leader.exit_code) == ("failed", 0)
-    release = outside.data_group_release_seconds
-    if release is None:
-        # Hosts tell the leader that they leave, before the platform sees them end.
-        release = leader.data_group_release_seconds
     return replace(
         record,
         **{name: getattr(leader, name) for name in _OF_LEADER},
@@ -518,7 +503,6 @@ def completed(
         exit_code=outside.exit_code if leader.exit_code is None else leader.exit_code,
         failure=leader.failure or outside.failure,
         measured=measured,
-        data_group_release_seconds=release,
         # ISO 8601 in UTC sorts as text.
         events=tuple(sorted((*leader.events, *outside.events), key=lambda each: each.when)),
     )

@@ -216,9 +216,6 @@ def _hosts(training: Training) -> Block:
         workers = "" if group.workers_per_host is None else str(group.workers_per_host)
         rows.append([f"{group.name} ({group.role})", what, workers, ", ".join(names)])
     note = f"Job {training.job.name} on {training.job.platform}: {training.status}"
-    if training.data_group_release_seconds is not None:
-        seconds = digits(training.data_group_release_seconds, 2)
-        note += f"; data hosts gone {seconds} s after the training's end"
     if training.spent_usd is not None:
         note += f"; {usd(training.spent_usd)} spent"
     return Block(heads=("group", "hosts", "workers per host", "names"), rows=rows, note=f"{note}.")

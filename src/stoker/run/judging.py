@@ -91,11 +91,6 @@ def judge_run(
         if is_lost:
             write_json(training_file, lost_training(workload, decision))
         trained = read_json(training_file, Training)
-        if trained.is_unknown:
-            raise PlatformError(
-                f"the outputs of the job could not be read: {trained.unfetched}",
-                fix="the same `stoker train` with the --name of the run, which reads them again",
-            )
         ending.run = run or trained.job.name
         record = evaluate(
             workload=workload,

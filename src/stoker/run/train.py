@@ -18,8 +18,14 @@ from typing import TypeVar
 from msgspec import structs
 
 from stoker.catalog import Catalog, catalog_of
-from stoker.environment import pipeline_execution
-from stoker.errors import DeclinedError, NoCapacityError, StokerError, TerminatedError, UsageError
+from stoker.errors import (
+    DeclinedError,
+    NoCapacityError,
+    PlatformError,
+    StokerError,
+    TerminatedError,
+    UsageError,
+)
 from stoker.failure_reasons import said_in
 from stoker.feed.bad_samples import FILE as BAD_SAMPLES_FILE
 from stoker.feed.bad_samples import join_lists_of_hosts
@@ -194,9 +200,6 @@ def train_run(
             record = read_json(files.training, Training)
         ending.warnings = tuple(group.made_words for group in record.useless_groups)
         code = training_exit_code(record)
-        if record.is_unknown and pipeline_execution():
-            # The next step reads the outputs again.
-            code = 0
         if code:
             ending.take(outcome_of(record))
     # The record may go elsewhere, and its timeline, which it names by a relative path.
@@ -213,7 +216,7 @@ def train_run(
     )
     say(f"logs: {folder / 'logs'}\nreport: {ending.report}")
     # A pipeline's next step judges a failed training run, so this one must not end the pipeline.
-    return 0 if always and not record.is_unknown else code
+    return 0 if always else code
 
 
 @contextmanager
@@ -488,6 +491,12 @@ def record_of_job(
         events: What happened before.
         lost: Why there is no record of the leader, if there is none.
     """
+    if end.unfetched and end.status == "succeeded":
+        raise PlatformError(
+            "the training succeeded, but its outputs could not be read",
+            where=end.unfetched,
+            fix=f"stoker train ... --name {job.name}     reads them again",
+        )
     leader = leader_record(end.output_dir)
     seen = [*events, *end.events]
     if not leader:
@@ -518,11 +527,9 @@ def record_of_job(
         exit_code=end.exit_code,
         failure=end.failure,
         events=tuple(seen),
-        data_group_release_seconds=end.data_group_release_seconds,
         model_uri=end.model_uri,
         lineage={name: fact for name, fact in lineage.items() if fact},
         mlflow_run_id=end.mlflow_run_id or job.environment.get(MLFLOW_RUN),
-        unfetched=end.unfetched,
     )
     has_timeline = (job.run_dir / _TIMELINE).is_file()
     return completed(
