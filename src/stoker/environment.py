@@ -73,7 +73,6 @@ class RunSettings:
         roles: Roles of groups by name. Groups named `data...` need none.
         profile: The workload's key `profile`. None: the run is no profile.
         profile_file: File to which the leader of a profile writes profile.json.
-        image: Container image of a profile's hosts, for its record.
         code_file: Package (.tar.gz) of the training's code, in which the command runs.
         requirements: SageMaker: the workload's key sagemaker.requirements.
         replace_dataloader: Whether stoker's iterators replace those of torch's loaders.
@@ -97,7 +96,6 @@ class RunSettings:
     engine_hosts: Mapping[str, EngineHost] = field(default_factory=dict)
     profile: ProfileSettings | None = None
     profile_file: Path | None = None
-    image: str | None = None
     code_file: Path | None = None
     requirements: str = "auto"
     replace_dataloader: bool = False

@@ -106,12 +106,10 @@ def memory_cause(training: Training) -> str:
     if not short:
         return ""
     host = max(short, key=lambda host: (host.kills, host.share))
-    whose = "its limit" if host.limited_by == "cgroup" else "the machine's memory"
-    felt = ""
+    words = f"{size(host.peak_bytes)} of {size(host.limit_bytes)} in use on {host.host}"
     if host.kills:
-        felt += f"; the kernel killed {numbered(host.kills, 'process', 'processes')} for memory"
-    used = f"{size(host.peak_bytes)} of {size(host.limit_bytes)}"
-    return f"{used}, {whose}, in use on {host.host}{felt}"
+        words += f"; the kernel killed {numbered(host.kills, 'process', 'processes')} for memory"
+    return words
 
 
 def training_words(training: Training) -> str:

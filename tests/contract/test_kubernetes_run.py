@@ -191,8 +191,7 @@ def test_a_profile_comes_back_in_the_leader_s_log(api, platform, tmp_path):
         api.end_job(NAME)
         profiled = found.result(150)
     assert profiled.step == sample_profile().step
-    assert profiled.origin is not None
-    assert profiled.origin.image == "registry.example/mnist:1"
+    assert profiled.measured_at is not None
     assert (run_dir / "baseline-timeline.csv").read_text() == STEPS_AS_IS
 
 

@@ -40,7 +40,6 @@ MEMORY = MemoryPeak(
     limit_bytes=16 * 10**9,
     peak_bytes=15 * 10**9,
     used_bytes=14 * 10**9,
-    is_cgroups=True,
     kills=1,
 )
 LIMITS = SimpleNamespace(progress=PROGRESS, spending=SPENDING, peaks=lambda: {"data-1": MEMORY})

@@ -124,7 +124,7 @@ def training() -> Training:
         status="succeeded",
         exit_code=0,
         groups=decision().plan.groups,
-        hosts=(Host(host="algo-1", group="dnn", rank=0), Host(host="algo-2", group="data")),
+        hosts=(Host(host="algo-1", group="dnn"), Host(host="algo-2", group="data")),
         strategy="none",
         measured=Measured(
             step_seconds=MEASURED_SECONDS,

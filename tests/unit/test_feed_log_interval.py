@@ -118,7 +118,7 @@ def test_the_bottleneck_is_named_with_what_was_seen(value, limit, words):
     assert found.advice
 
 
-MEMORY = MemoryPeak(limit_bytes=8, peak_bytes=3, used_bytes=2, is_cgroups=True)
+MEMORY = MemoryPeak(limit_bytes=8, peak_bytes=3, used_bytes=2)
 
 
 def ticked(file, *, seconds):

@@ -111,7 +111,7 @@ def with_memory(*hosts):
 
 
 def memory_of(**changes):
-    usual = HostMemory(host="algo-2", limit_bytes=16 * GB, peak_bytes=4 * GB, limited_by="cgroup")
+    usual = HostMemory(host="algo-2", limit_bytes=16 * GB, peak_bytes=4 * GB)
     return replace(usual, **changes)
 
 
@@ -120,7 +120,7 @@ def memory_of(**changes):
     [
         (
             {"peak_bytes": 15 * GB},
-            "15.0 GB of 16.0 GB, its limit, in use on algo-2",
+            "15.0 GB of 16.0 GB in use on algo-2",
         ),
         ({"kills": 2}, "the kernel killed 2 processes for memory"),
     ],

@@ -12,7 +12,7 @@ from stoker.records import (
     Prices,
 )
 from stoker.records.outcome import IDLE_SHARE
-from stoker.records.profile import MAX_PROFILE_DAYS, ProfileOrigin
+from stoker.records.profile import MAX_PROFILE_DAYS
 from support import sample_records
 
 replace = msgspec.structs.replace
@@ -21,8 +21,8 @@ MEASURED_ON = datetime(2026, 11, 25, 3, tzinfo=UTC)
 
 
 def profiled(*, days=0):
-    origin = ProfileOrigin(measured_at=(MEASURED_ON - timedelta(days=days)).isoformat())
-    return replace(sample_records.profile(), origin=origin)
+    then = (MEASURED_ON - timedelta(days=days)).isoformat()
+    return replace(sample_records.profile(), measured_at=then)
 
 
 def decided(*, prices=None, **changes):

@@ -8,7 +8,6 @@ from msgspec import structs
 from stoker.logs import now_utc
 from stoker.pipelines.base import kept_profiles, profile_key
 from stoker.records import to_document
-from stoker.records.profile import ProfileOrigin
 from stoker.workload_file import workload_from
 from support import kubeflow_pipeline, sagemaker_pipeline, sample_records
 
@@ -71,8 +70,7 @@ def test_a_profile_is_used_for_so_many_days():
     workload = workload_from(kubeflow_pipeline.DOCUMENT, overrides=[week])
     kept = kept_profiles(workload, cluster=Cluster())
     assert kept.find() is None
-    origin = ProfileOrigin(measured_at=now_utc(), image="image")
-    profile = structs.replace(sample_records.profile(), origin=origin)
+    profile = structs.replace(sample_records.profile(), measured_at=now_utc())
     kept.keep(profile)
     assert kept.find() == profile
     assert kept.find(now=datetime.now(UTC) + timedelta(days=6)) is not None

@@ -108,7 +108,6 @@ FULL = ProcessSettings(
     profile=ProfileSettings(budget_seconds=90),
     command=("python", "train.py"),
     requirements="jobs/requirements.txt",
-    image="registry/train:7",
     replace_dataloader=True,
     pod_groups=(RunGroup(name="dnn", instance_type="g5", count=2, hosts="dnn-{index}.run"),),
     watchdog_minutes=30.0,

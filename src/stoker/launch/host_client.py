@@ -83,7 +83,6 @@ class MemoryWatch:
             limit_bytes=self._highest.limit_bytes,
             peak_bytes=self._highest.used_bytes,
             used_bytes=now.used_bytes,
-            is_cgroups=self._highest.is_cgroups,
             kills=max(0, (machine.num_memory_kills() or 0) - self._kills_before),
         )
 

@@ -117,9 +117,7 @@ def _record(
                 workers_per_host=settings.workers.get(group.role),
             )
             groups.append(own)
-        for index, host in enumerate(group.hosts):
-            rank = index * per_host if is_dnn else None
-            hosts.append(Host(host=host, group=group.name, rank=rank))
+        hosts += [Host(host=host, group=group.name) for host in group.hosts]
     is_fed = settings.engine.name == "feed" and settings.profile is None
     fed = {group.name: group.hosts for group in topology.groups if is_fed and group.role == "data"}
     why = why_unfed(output, progress) if fed and outcome.status == "succeeded" else ""
@@ -131,7 +129,6 @@ def _record(
             host=host,
             limit_bytes=peak.limit_bytes,
             peak_bytes=peak.peak_bytes,
-            limited_by="cgroup" if peak.is_cgroups else "machine",
             kills=peak.kills,
         )
         for host, peak in limits.peaks().items()

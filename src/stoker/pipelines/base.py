@@ -443,8 +443,8 @@ class KeptProfiles:
             text = self.read()
             profile = read_json(text, Profile) if text else None
             oldest = (now or datetime.now(UTC)) - timedelta(days=self.days)
-            origin = profile.origin if profile else None
-            if origin and datetime.fromisoformat(origin.measured_at) >= oldest:
+            then = profile.measured_at if profile else None
+            if then and datetime.fromisoformat(then) >= oldest:
                 return profile
         return None
 

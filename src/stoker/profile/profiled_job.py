@@ -15,7 +15,6 @@ from stoker.platforms.base import JobEnd, JobSpec, LogLine, Platform, Run, leave
 from stoker.profile.leader import FILE, TIMELINE_FILE
 from stoker.profile.unmeasured import read_reason
 from stoker.records import Cluster, Group, Profile, Workload, read_json
-from stoker.records.profile import ProfileOrigin
 
 RequestT = TypeVar("RequestT")
 
@@ -87,7 +86,7 @@ def profile(
         record,
         workload_keys=workload.profile_keys(today=group),
         what={**record.what, "command": [*workload.command], **git_state(Path.cwd())},
-        origin=ProfileOrigin(measured_at=now_utc(), image=workload.image),
+        measured_at=now_utc(),
     )
 
 

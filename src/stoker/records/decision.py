@@ -301,8 +301,7 @@ class Decision(Record, frozen=True, kw_only=True):
         constraints: Limits that the plans had to respect.
         taken_elsewhere: How the profile was scaled to another instance type.
         is_noisy: Whether other programs disturbed the profile too much to choose a plan.
-        measured: Age of the profile, and whether image, code and data are as they were. Empty: not
-            known.
+        measured: Age of the profile. Empty: not known.
         loader_workers: Workers that the profiled loader gets, by the line that makes it, as it has
             none and its batches may be made ahead: as if the script had written the number.
     """

@@ -160,8 +160,8 @@ def warnings_of(
     prices = decision.prices
     if prices.stale and prices.is_billed:
         texts.append(f"the prices of {prices.date} are older than {STALE_DAYS} days")
-    if today and profile.origin:
-        texts += profile.origin.doubts(image=None, today=today)
+    if today and (age := profile.too_old(today)):
+        texts.append(age)
     return tuple(texts)
 
 

@@ -166,32 +166,6 @@ class EpochTimes(Record, frozen=True, kw_only=True):
         return step_seconds + inside + (pauses / self.steps if self.steps else 0.0)
 
 
-class ProfileOrigin(Record, frozen=True, kw_only=True):
-    """When a profile was measured, and with what.
-
-    Attributes:
-        measured_at: Time of the measurement, UTC, ISO 8601.
-        image: Container image of the hosts. None: none, or not known.
-    """
-
-    measured_at: Name
-    image: Name | None = None
-
-    def doubts(self, *, image: str | None, today: date) -> list[str]:
-        """Returns why it should be measured again.
-
-        Args:
-            image: The run's; None: it has none.
-        """
-        reasons = []
-        days = (today - date.fromisoformat(self.measured_at[:10])).days
-        if days > MAX_PROFILE_DAYS:
-            reasons.append(f"the profile is {days} days old, more than {MAX_PROFILE_DAYS}")
-        if self.image and image and self.image != image:
-            reasons.append(f"image changed: {self.image} -> {image}")
-        return [f"{reason}: measure again, stoker profile" for reason in reasons]
-
-
 class ProfiledHost(Record, frozen=True, kw_only=True):
     """The hosts that were measured.
 
@@ -446,7 +420,7 @@ class Profile(Record, frozen=True, kw_only=True):
         loader: The loader that made the batches.
         epochs: Time beyond the usual steps of whole epochs. None: not known.
         unmeasured: Parts that cannot be measured without torch's DataLoader.
-        origin: When it was measured, and with what. None: an early version wrote it.
+        measured_at: Time of the measurement, UTC, ISO 8601. None: nothing was measured.
         what: Facts about the profiled run, such as ranks and command; not stable.
     """
 
@@ -464,8 +438,18 @@ class Profile(Record, frozen=True, kw_only=True):
     loader: ProfiledLoader | None = None
     epochs: EpochTimes | None = None
     unmeasured: Names = ()
-    origin: ProfileOrigin | None = None
+    measured_at: Name | None = None
     what: dict[str, Value] = {}
+
+    def too_old(self, today: date) -> str:
+        """Returns that it is old and should be measured again; empty: it is not, or not known."""
+        if self.measured_at is None:
+            return ""
+        days = (today - date.fromisoformat(self.measured_at[:10])).days
+        if days <= MAX_PROFILE_DAYS:
+            return ""
+        age = f"the profile is {days} days old, more than {MAX_PROFILE_DAYS}"
+        return f"{age}: measure again, stoker profile"
 
     @property
     def ranks(self) -> int | None:

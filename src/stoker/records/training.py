@@ -58,12 +58,10 @@ class Host(Record, frozen=True, kw_only=True):
     Attributes:
         host: Name of the host.
         group: Name of its group.
-        rank: Rank of its first trainer process. None on data hosts.
     """
 
     host: Name
     group: Name
-    rank: NonNegativeInt | None = None
 
 
 class Budget(Record, frozen=True, kw_only=True):
@@ -134,14 +132,12 @@ class HostMemory(Record, frozen=True, kw_only=True):
         limit_bytes: The limit that it came nearest to: a control group's, or the machine's memory.
         peak_bytes: Highest use of it, without files that the kernel can drop; looked at once a
             second.
-        limited_by: Whose limit it is.
         kills: Processes of the host that the kernel killed for memory.
     """
 
     host: Name
     limit_bytes: PositiveInt
     peak_bytes: NonNegativeInt
-    limited_by: Literal["cgroup", "machine"]
     kills: NonNegativeInt = 0
 
     @property

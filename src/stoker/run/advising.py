@@ -117,7 +117,7 @@ def profile_of_run(workload: Workload, *, given: str, measure: Callable[[], Prof
             where="--param reuse_profile",
         )
     if found:
-        say(f"nothing is run: {'; '.join(age_of(found, workload)) or 'the profile is given'}")
+        say(f"nothing is run: {'; '.join(age_of(found)) or 'the profile is given'}")
         return found
     found = measure()
     if kept:
@@ -125,18 +125,17 @@ def profile_of_run(workload: Workload, *, given: str, measure: Callable[[], Prof
     return found
 
 
-def age_of(profile: Profile, workload: Workload) -> list[str]:
+def age_of(profile: Profile) -> list[str]:
     """Returns when a profile was measured, and why it should be measured again; empty: unknown."""
-    then = profile.origin
-    if then is None:
+    if profile.measured_at is None:
         return []
-    doubts = then.doubts(image=workload.image, today=datetime.now(UTC).date())
-    return [f"profile of {then.measured_at[:16]}", *doubts]
+    age = profile.too_old(datetime.now(UTC).date())
+    return [f"profile of {profile.measured_at[:16]}", *filter(None, [age])]
 
 
-def with_age(decision: Decision, profile: Profile, workload: Workload) -> Decision:
-    """Returns the decision with the age of its profile, and with what has changed since."""
-    age = age_of(profile, workload)
+def with_age(decision: Decision, profile: Profile) -> Decision:
+    """Returns the decision with the age of its profile."""
+    age = age_of(profile)
     warnings = (*decision.warnings, *age[1:])
     return structs.replace(decision, measured="; ".join(age), warnings=warnings)
 
@@ -306,7 +305,7 @@ def decide_for(
         )
     )
     if named and take_as is None:
-        decision = with_age(decision, profile, named)
+        decision = with_age(decision, profile)
     deliver(
         decision,
         out=out,

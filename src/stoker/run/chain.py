@@ -103,7 +103,7 @@ def run_chain(
                 "decide",
                 Decision,
                 decision_words,
-                lambda: with_age(decide(inputs), profile, workload),
+                lambda: with_age(decide(inputs), profile),
             )
             # Fixes that cost nothing are not part of the plan.
             for text in free_advice(profile, decision):

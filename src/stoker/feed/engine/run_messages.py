@@ -42,7 +42,6 @@ class MemoryPeak(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     limit_bytes: int
     peak_bytes: int
     used_bytes: int
-    is_cgroups: bool
     kills: int = 0
 
 
