@@ -67,8 +67,6 @@ _TURNS_LEFT = 0.5
 _RECEIVE_CPU_PER_BYTE = 0.5e-9
 # Share of a network interface's nominal rate that a feed reaches.
 _NETWORK_EFFICIENCY = 0.7
-# Below this much of a host's vCPUs the trainer's reserve is not believed.
-_LEAST_UNRESERVED = 1 / 8
 # Each leaves two thirds of the shares that may be the best: 1e-8 of all are left.
 _THIRDS = 45
 # A prediction never goes below this fraction of today's step: it would rest on no term at all.
@@ -275,18 +273,16 @@ class Work:
             # No batch is waited for: only the CPU, which loading shares, slows the steps.
             is_cpu = lost >= LEAST_GAIN and seconds["cpu"] > seconds["accelerator"]
             return "cpu" if is_cpu else "accelerator"
-        limit = _largest(seconds)
-        is_waiting = self.waits and self.workers > 0
-        if limit == "latency" and more_workers(self) is None:
+        cluster = self.todays
+        better = more_workers(self)
+        if better is None:
             # No more workers would help: the limit is the one that would hold with them.
-            enough = tuned(self, self.todays)
-            workers = max(enough.dnn.workers or 0, self.workers // self.hosts)
-            limit = _largest(terms(self, enough.with_workers(workers)))
-            if limit == "latency" and not is_waiting:
-                # A worker that computes all the time needs a core.
-                return "cpu"
-        if limit == "latency" and not is_waiting:
-            return "workers"
+            enough = tuned(self, cluster)
+            cluster = max(cluster, enough, key=lambda each: each.dnn.all_workers)
+        limit = _largest(terms(self, cluster))
+        if limit == "latency" and not (self.waits and self.workers):
+            # A worker that computes all the time needs a core.
+            return "workers" if better else "cpu"
         return "network" if limit == "receive" else limit
 
     def speed(self, instance: Instance) -> float:
@@ -315,9 +311,7 @@ class Work:
         # Other programs that ran on today's hosts are assumed on all hosts of that type.
         if instance.type == self.reference.type:
             reserved += self.others_vcpus / self.hosts
-        # A reserve is a guess and may not take nearly all vCPUs; measured programs may.
-        least = _LEAST_UNRESERVED if self.reserved_vcpus else LEAST_FREE
-        free = max(instance.capacity - reserved, instance.capacity * least)
+        free = max(instance.capacity - reserved, instance.capacity * LEAST_FREE)
         return hosts.count * free * self.speed(instance)
 
 
