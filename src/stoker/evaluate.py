@@ -1,7 +1,6 @@
 """The evaluation of a run against its gates, its baseline and its prediction."""
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from datetime import date
 
@@ -26,7 +25,6 @@ from stoker.records import (
     bare_type,
     groups_in_words,
 )
-from stoker.records.base import sha256_of
 from stoker.records.outcome import gate_words, outcome_of, outcome_of_gates, warnings_of
 from stoker.records.training import BUSY, Metric
 from stoker.records.workload import own_keys, refuse_foreign
@@ -42,14 +40,8 @@ from stoker.units import (
 
 # SageMaker Studio's names of regression metrics; all others are of a classification.
 _REGRESSION = frozenset({"mae", "mse", "rmse", "r2"})
-# Facts of a run's lineage in a model's metadata.
-_ORIGIN = (
-    "image_digest",
-    "git",
-    "code",
-    "workload_sha256",
-    "profile_sha256",
-)
+# A model's origin in SageMaker's registry.
+MODEL_METADATA = ("training_job", "decided", "image_digest", "git", "code")
 
 
 def evaluate(
@@ -112,25 +104,14 @@ def model_quality(training: Training) -> dict[str, Json]:
     return {**parts}
 
 
-def metadata_names(workload: Workload) -> dict[str, str]:
-    """Returns the names of a model's metadata; each input's with its channel."""
-    # JSON paths allow no dashes.
-    inputs = {f"input_{re.sub('[^A-Za-z0-9]', '_', name)}": name for name in workload.channels}
-    return {"training_job": "", "decided": "", **dict.fromkeys(_ORIGIN, ""), **inputs}
-
-
-def model_metadata(workload: Workload, training: Training, decision: Decision) -> dict[str, str]:
+def model_metadata(training: Training, decision: Decision) -> dict[str, str]:
     """Returns a model's origin for SageMaker's model registry; no value is empty."""
-    groups = groups_in_words(training.groups)
     what = {
         **training.lineage,
         "training_job": training.lineage.get("job_id", ""),
-        "decided": f"{sha256_of(decision)[:12]}: {decision.plan.action}: {groups}",
+        "decided": f"{decision.plan.action}: {groups_in_words(training.groups)}",
     }
-    return {
-        name: aws_value(what.get(f"input_{channel}" if channel else name, "")) or "not known"
-        for name, channel in metadata_names(workload).items()
-    }
+    return {name: aws_value(what.get(name, "")) or "not known" for name in MODEL_METADATA}
 
 
 def lost_training(workload: Workload, decision: Decision) -> Training:
@@ -145,9 +126,6 @@ def lost_training(workload: Workload, decision: Decision) -> Training:
 
 def _result(gate: Gate, value: Metric | None, champion: Mapping[str, float] | None) -> GateResult:
     theirs = champion.get(gate.metric) if champion and gate.needs_champion else None
-    if theirs is not None and not math.isfinite(theirs):
-        # A model in use that diverged sets no bound.
-        theirs = None
     bound = gate.against(theirs)
     is_unknown = champion is not None and gate.needs_champion and theirs is None
     result = GateResult(

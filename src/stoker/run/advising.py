@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from datetime import UTC, date, datetime, timedelta
-from itertools import product
 from pathlib import Path
 from typing import cast
 
@@ -23,6 +22,7 @@ from stoker.records import (
     Cluster,
     Decision,
     Group,
+    Json,
     Observed,
     Profile,
     ProfiledHost,
@@ -149,36 +149,8 @@ def observed_load(aws: Aws, name: str) -> tuple[str, Observed]:
     """
     job = find_job(aws, name)
     hosts = mapping(job, "ResourceConfig")
-    begin = text(job, "TrainingStartTime")
     kind = load_catalog("sagemaker").find(text(hosts, "InstanceType"))
-    count = int(text(hosts, "InstanceCount") or 0)
-    points: dict[str, list[float]] = {metric: [] for metric in LOAD_METRICS}
-    queries = []
-    for number, metric in product(range(count), LOAD_METRICS):
-        measured = {
-            "Metric": {
-                "Namespace": "/aws/sagemaker/TrainingJobs",
-                "MetricName": metric,
-                "Dimensions": [{"Name": "Host", "Value": f"{name}/algo-{number + 1}"}],
-            },
-            "Period": LOAD_PERIOD_SECONDS,
-            "Stat": "Average",
-        }
-        query = {"Id": f"{metric.lower()}_{number}", "Label": metric, "MetricStat": measured}
-        queries.append(query)
-    if begin and queries:
-        end = datetime.fromisoformat(text(job, "TrainingEndTime") or datetime.now(UTC).isoformat())
-        for result in aws.pages(
-            "cloudwatch",
-            "GetMetricData",
-            items="MetricDataResults",
-            MetricDataQueries=queries,
-            StartTime=begin,
-            # A training run may be shorter than one point.
-            EndTime=end + timedelta(seconds=LOAD_PERIOD_SECONDS),
-        ):
-            points[text(result, "Label")] += cast(list[float], result["Values"])
-    cpu, gpu = (known_mean(points[metric]) for metric in LOAD_METRICS)
+    cpu, gpu = (_mean_load(aws, name, job, metric) for metric in LOAD_METRICS)
     if not kind or (cpu is None and gpu is None):
         raise PlatformError(
             f"{name} has not trained on one group of hosts, or CloudWatch has no points of it",
@@ -190,7 +162,35 @@ def observed_load(aws: Aws, name: str) -> tuple[str, Observed]:
         cpu_utilization=None if cpu is None else min(1.0, cpu / 100 / kind.vcpus),
         gpu_utilization=None if gpu is None else min(1.0, gpu / 100 / max(1, kind.accelerators)),
     )
-    return f"{count} x {kind.type}", load
+    return f"{text(hosts, 'InstanceCount')} x {kind.type}", load
+
+
+def _mean_load(aws: Aws, name: str, job: Json, metric: str) -> float | None:
+    """Returns the mean of a load over the hosts of a job of one group, in percent."""
+    count = int(text(job, "ResourceConfig", "InstanceCount") or 0)
+    begin = text(job, "TrainingStartTime")
+    if not begin or not count:
+        return None
+    queries = []
+    for number in range(1, count + 1):
+        of = {
+            "Namespace": "/aws/sagemaker/TrainingJobs",
+            "MetricName": metric,
+            "Dimensions": [{"Name": "Host", "Value": f"{name}/algo-{number}"}],
+        }
+        measured = {"Metric": of, "Period": LOAD_PERIOD_SECONDS, "Stat": "Average"}
+        queries.append({"Id": f"host{number}", "MetricStat": measured})
+    points: list[float] = []
+    for result in aws.pages(
+        "cloudwatch",
+        "GetMetricData",
+        items="MetricDataResults",
+        MetricDataQueries=queries,
+        StartTime=begin,
+        EndTime=datetime.now(UTC) + timedelta(seconds=LOAD_PERIOD_SECONDS),
+    ):
+        points += cast(list[float], result["Values"])
+    return known_mean(points)
 
 
 def observe(name: str, *, as_json: bool) -> None:

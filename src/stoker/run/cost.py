@@ -27,8 +27,6 @@ _FIX = (
     "--group dnn=1 --group data=ml.c7i.8xlarge:2:32, or data=local.c1:1 here"
 )
 _DECLINED = DeclinedError("cancelled", fix="use --yes to start without this question")
-# Of a comparison of dollars.
-_ROUNDING = 1 + 1e-9
 
 
 def todays_cluster(workload: Workload, *, all_cores: bool = False) -> Cluster:
@@ -118,7 +116,7 @@ def confirm(
         if catalog.usd_per_hour(groups) is None:
             fix = "give prices: constraints.prices_file, or --prices FILE"
             raise UsageError("a price is unknown", where=where, fix=fix)
-        if promise and (promise.run_usd or 0) > limit * _ROUNDING:
+        if promise and (promise.run_usd or 0) > limit:
             raise UsageError(
                 f"the run is predicted to cost {usd(promise.run_usd or 0)}, above the limit",
                 where=where,

@@ -110,7 +110,7 @@ def judge_run(
         )
         if workload.platform == "sagemaker" and out:
             # What the model registry shows: Studio cannot show all of evaluation.json.
-            metadata = model_metadata(workload, trained, decision)
+            metadata = model_metadata(trained, decision)
             shown = {"quality": model_quality(trained), "metadata": metadata}
             for name, document in shown.items():
                 write_text(evaluation_file.with_name(f"model-{name}.json"), json.dumps(document))

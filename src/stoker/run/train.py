@@ -349,9 +349,11 @@ def train(
         events.append(Event(when=now_utc(), what=words))
         on_line(LogLine(group=platform.name, host="capacity", text=words))
 
-    def made(plan: JobSpec, end: JobEnd, name: str, lost: str = _NO_RECORD) -> Training:
-        of = {"platform": platform.name, "name": name, "lost": lost}
-        return record_of_job(plan, end, **of, decision=decision, events=events)
+    def keep(plan: JobSpec, end: JobEnd, name: str) -> Training:
+        of = {"platform": platform.name, "name": name}
+        record = record_of_job(plan, end, **of, decision=decision, events=events)
+        write_json(job.run_dir / RECORD, record)
+        return record
 
     plans = [job, *_other_plans(job, decision, platform=platform)]
     if len(plans) > 1:
@@ -362,7 +364,7 @@ def train(
         plan = _with_budget(plans[0], catalog=catalog, decision=decision)
         words = f"no hosts for {groups_in_words(plan.groups)}"
         try:
-            return _trained(plan, platform=platform, made=made, on_line=on_line, may_stop=may_stop)
+            return _trained(plan, platform=platform, keep=keep, on_line=on_line, may_stop=may_stop)
         except NoCapacityError as err:
             pause = min(until - clock(), RETRY_SECONDS)
             if pause > 0 and err.may_pass:
@@ -375,10 +377,8 @@ def train(
             short = {bare_type(name) for name in err.types}
             plans = [other for other in plans[1:] if not short & _types(other.groups)]
             if not plans:
-                end = JobEnd(status="failed", failure=err.what)
-                lost = f"{words}, and no other plan is left"
-                record = made(plan, end, plan.name, lost)
-                write_json(job.run_dir / RECORD, record)
+                tell(f"{words}, and no other plan is left")
+                keep(plan, JobEnd(status="failed", failure=err.what), plan.name)
                 raise
             tell(f"{words}: taking the next plan, {groups_in_words(plans[0].groups)}: {err.what}")
             until = clock() + 60 * job.platform_settings.on_no_capacity.wait_minutes
@@ -430,7 +430,7 @@ def _trained(
     job: JobSpec,
     *,
     platform: Platform[RequestT],
-    made: Callable[[JobSpec, JobEnd, str], Training],
+    keep: Callable[[JobSpec, JobEnd, str], Training],
     on_line: Callable[[LogLine], object],
     may_stop: Callable[[], bool],
 ) -> Training:
@@ -448,26 +448,21 @@ def _trained(
         leave_or_stop(run, err, may_stop=may_stop)
         if isinstance(err, NoCapacityError):
             err.still_there = run.remaining()
-        # KeyboardInterrupt and TerminatedError only.
+        # KeyboardInterrupt and TerminatedError only: also who does not wait gets a record.
         if not isinstance(err, Exception):
-            try:
+            end = JobEnd(status="stopped")
+            with suppress(StokerError, OSError, KeyboardInterrupt, TerminatedError):
                 # Ctrl-C must not wait for a job that could not be stopped.
                 end = within(STOPPED_SECONDS, run.wait)
-            # An interrupt: also who does not wait gets a record.
-            except (StokerError, OSError, KeyboardInterrupt, TerminatedError):
-                end = JobEnd(status="stopped")
-            record = structs.replace(made(job, end, run.name), status="stopped", failure=None)
-            write_json(job.run_dir / RECORD, record)
+            keep(job, replace(end, status="stopped"), run.name)
         raise
     finally:
         run.stop()
-    record = made(job, end, run.name)
-    if record.status == "failed" and not record.hosts:
+    if end.status == "failed" and leader_record(end.output_dir) is None:
         # The launcher failed early: only its log says why.
-        words = filter(None, (record.failure, said_in(last_words)))
-        record = structs.replace(record, failure=": ".join(words))
-    write_json(job.run_dir / RECORD, record)
-    return record
+        words = filter(None, (end.failure, said_in(last_words)))
+        end = replace(end, failure=": ".join(words))
+    return keep(job, end, run.name)
 
 
 def record_of_job(
@@ -478,7 +473,6 @@ def record_of_job(
     name: str,
     decision: Decision | None = None,
     events: Sequence[Event] = (),
-    lost: str = _NO_RECORD,
 ) -> Training:
     """Returns the record of an ended job, and copies the leader's files to `job.run_dir`.
 
@@ -489,7 +483,6 @@ def record_of_job(
         name: Name of the job there.
         decision: Which the plan is of.
         events: What happened before.
-        lost: Why there is no record of the leader, if there is none.
     """
     if end.unfetched and end.status == "succeeded":
         raise PlatformError(
@@ -499,9 +492,9 @@ def record_of_job(
         )
     leader = leader_record(end.output_dir)
     seen = [*events, *end.events]
-    if not leader:
-        seen.append(Event(when=now_utc(), what=lost))
     if end.output_dir:
+        if not leader:
+            seen.append(Event(when=now_utc(), what=_NO_RECORD))
         try:
             leader = _with_files(leader, end.output_dir / "stoker", job.run_dir)
         # On a full disk the report lacks a picture.

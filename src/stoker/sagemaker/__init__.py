@@ -37,7 +37,7 @@ from typing import Literal, Protocol, cast
 import msgspec
 
 from stoker.errors import MissingExtraError, UsageError
-from stoker.evaluate import metadata_names
+from stoker.evaluate import MODEL_METADATA
 from stoker.parameters import Parameter, main_channel, parameters_of
 from stoker.pipelines.base import (
     Compiled,
@@ -481,7 +481,7 @@ class SageMakerPipelineRun:
             "stoker-report": text(folder, "/report.html"),
             **{
                 f"stoker-{key.replace('_', '-')}": value_in(evaluation, key, file="Metadata")
-                for key in metadata_names(self.workload)
+                for key in MODEL_METADATA
             },
         }
         quality = text(folder, "/model-quality.json")
