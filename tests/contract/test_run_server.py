@@ -180,7 +180,7 @@ def test_a_failure_carries_its_exit_code_and_words_and_a_silent_host_is_lost(run
     run.joined("f2").close()
     until(lambda: len(server.failures) == 2)
     assert (server.failures[1].host, server.failures[1].status) == ("f2", "lost")
-    assert server.hosts.trainers("joined", "awaited") == ()
+    assert server.hosts.names("joined", "awaited", role="dnn") == ()
 
 
 def test_a_data_host_that_never_comes_ends_no_run(run):

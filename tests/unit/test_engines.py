@@ -67,11 +67,7 @@ def test_each_host_runs_the_command_of_its_role_and_the_training_finds_the_engin
     commands = {host: engine.command() for host, engine in engines.items()}
     assert [part for part, _ in commands.values()] == ["leader", "dnn", "data"]
     assert commands["g0"][1] is None
-    # The training finds no data group of the feed.
-    assert engines["g1"].environment == {
-        "TF_DATA_SERVICE_ADDRESS": "grpc://g1:5050",
-        "STOKER_HAS_DATA_GROUP": "0",
-    }
+    assert engines["g1"].environment() == {"TF_DATA_SERVICE_ADDRESS": "grpc://g1:5050"}
 
 
 def load(engine):
@@ -116,4 +112,4 @@ def test_each_host_runs_a_node_and_data_hosts_run_tasks(tmp_path, host, part, ro
     assert role in words
     assert words[words.index("--cpus") + 1] == cpus
     assert words[words.index("--gcs") + 1] == "g1:6379"
-    assert engine.environment["RAY_ADDRESS"] == "g1:6379"
+    assert engine.environment()["RAY_ADDRESS"] == "g1:6379"

@@ -60,7 +60,7 @@ def test_a_host_that_never_comes_is_absent_once(host, fails):
     (absent,) = hosts.look(START + 1)
     assert (absent.status, absent.fails_the_run, absent.is_loss) == ("absent", fails, False)
     assert hosts.look(START + 2) == []
-    assert hosts.trainers("joined", "awaited") == ()
+    assert hosts.names("joined", "awaited", role="dnn") == ()
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_a_dnn_host_that_ends_fails_the_run_unless_its_training_ended_well(end, 
     # Said again, which is no news; and never lost.
     assert heard(hosts, state("f1", end=end), 2.0) is None
     assert hosts.look(99.0) == []
-    assert hosts.trainers("joined", "awaited") == ()
+    assert hosts.names("joined", "awaited", role="dnn") == ()
 
 
 def test_a_data_host_comes_back_as_another_process():
@@ -104,7 +104,6 @@ def test_ranks_hear_who_is_there_who_left_and_who_is_awaited():
 def test_who_is_of_another_version_or_a_dnn_host_that_starts_again_is_refused():
     hosts = table()
     assert hosts.refusal(state(protocol=PROTOCOL_VERSION + 1))
-    assert hosts.refusal(state("d9"))
     heard(hosts, state("f1"), 0.0)
     assert hosts.refusal(state("f1", life="b"))
     assert hosts.refusal(state("f1")) == hosts.refusal(state("d1", life="b")) == ""
@@ -116,6 +115,6 @@ def test_who_is_ready_and_who_is_done():
     heard(hosts, state("d1", stage="ready"), 0.0)
     heard(hosts, state("f1"), 0.0)
     assert hosts.unready == ("f1",)
-    assert hosts.trainers("joined") == ("f1",)
+    assert hosts.names("joined", role="dnn") == ("f1",)
     heard(hosts, state("f1", stage="done"), 0.0)
-    assert (hosts.unready, hosts.trainers("joined", "awaited")) == ((), ())
+    assert (hosts.unready, hosts.names("joined", "awaited", role="dnn")) == ((), ())

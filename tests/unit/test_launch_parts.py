@@ -1,4 +1,3 @@
-import dataclasses
 import json
 import os
 import tempfile
@@ -6,6 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from stoker.environment import RunGroup, RunSettings, from_environment
 from stoker.errors import UsageError
@@ -16,7 +16,7 @@ from stoker.records import FeedSettings
 from support import builders
 from support.run_file import in_run
 
-TOPOLOGY = dataclasses.replace(
+TOPOLOGY = replace(
     builders.topology("algo-3", data=("data", ("algo-1",)), gpu=("dnn", ("algo-3", "algo-2"))),
     network_interface="eth1",
 )
@@ -102,7 +102,7 @@ def test_torchrun_spans_the_dnn_group_only_and_the_leader_is_its_master(tmp_path
 
 
 def test_a_command_that_starts_its_ranks_itself_is_told_where_they_meet(tmp_path):
-    follower = dataclasses.replace(TOPOLOGY, host="algo-2")
+    follower = replace(TOPOLOGY, host="algo-2")
     made = Trainer.of(host_run(tmp_path, follower, RUN_STRATEGY="none")).environ()
     names = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "NNODES")
     assert [made[name] for name in names] == ["10.0.0.3", "7602", "1", "2"]
@@ -183,7 +183,11 @@ def environ(pods_folder):
     return {"STOKER_RUN": run, **own}
 
 
-def test_a_folder_of_a_claim_that_cannot_be_written_ends_the_launcher_at_once(pods_folder):
+def test_a_folder_of_a_claim_that_cannot_be_written_ends_the_launcher_at_once(
+    pods_folder, monkeypatch
+):
+    # This process keeps its handlers.
+    monkeypatch.setattr("stoker.launch.launcher.catch_signals", lambda inbox: None)
     name = "checkpoints"
     (pods_folder / name).chmod(0o555)
     who = "cannot write" if os.geteuid() else f"user {USER} cannot write to {pods_folder / name}"

@@ -35,7 +35,6 @@ def test_hosts_keep_the_given_order_and_the_first_dnn_host_leads(tmp_path):
     assert topology.dnn_hosts == ("algo-3", "algo-1", "algo-2")
     assert (topology.leader, topology.is_leader) == ("algo-3", False)
     assert topology.data_hosts == ("algo-4",)
-    assert topology.hosts == ("algo-3", "algo-1", "algo-2", "algo-4")
     data = described(tmp_path, HETEROGENEOUS | {"current_host": "algo-4"})
     assert (data.role, data.network_interface) == ("data", "eth0")
     assert (data.group.name, data.group.instance_type) == ("data", "ml.c5.18xlarge")

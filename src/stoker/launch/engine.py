@@ -45,7 +45,6 @@ class Engine:
     """The engine's command on this host; none with the feed, or without a data group.
 
     Attributes:
-        environment: Variables for the training command.
         failure: Why the engine ended the run; empty: it did not.
     """
 
@@ -55,13 +54,12 @@ class Engine:
         self._is_used = self._settings.name != "feed" and bool(run.topology.data_hosts)
         self._start_by = time.monotonic() + run.settings.feed.start_deadline_seconds
         self._command: Command | None = None
-        self.environment: dict[str, str] = {}
         self.failure = ""
-        if self._is_used:
-            texts = self._settings.environment
-            self.environment = {name: self.fill(text) for name, text in texts.items()}
-            # Hosts of this run have no agents of the feed.
-            self.environment["STOKER_HAS_DATA_GROUP"] = "0"
+
+    def environment(self) -> dict[str, str]:
+        """Returns variables for the training command."""
+        texts = self._settings.environment if self._is_used else {}
+        return {name: self.fill(text) for name, text in texts.items()}
 
     def lead(self, server: RunServer) -> Ending | None:
         """Starts the leader's command, and waits for those of all hosts, until the start deadline.

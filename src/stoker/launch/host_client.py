@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import zmq
 from msgspec.structs import replace
@@ -32,7 +31,7 @@ from stoker.host import machine
 from stoker.host.gpus import GpuState
 from stoker.host.processes import with_port
 from stoker.host.usage import MemoryUse, memory_use
-from stoker.launch.process import GRACE_SECONDS, Decided, Inbox
+from stoker.launch.process import Decided, DecisionKind, Inbox
 from stoker.launch.topology import Topology
 from stoker.logs import EventName, Log
 
@@ -50,17 +49,8 @@ _REFUSED = (
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 )
-VerdictKind = Literal["decided", "lost", "refused"]
 _Socket = zmq.Socket[bytes]
 _unpack = Unpacker(RunState)
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """Why this launcher must end; `decided` where the leader says so."""
-
-    kind: VerdictKind
-    reason: str
 
 
 class MemoryWatch:
@@ -121,10 +111,6 @@ class HostRun:
             return "[::1]"
         return own if own.startswith("127.") else "*"
 
-    def tell_ranks_to_save(self) -> None:
-        """Ends the training as SIGTERM to this host does; callable from any thread."""
-        self.inbox.put(Decided("a limit of the run is reached", grace_seconds=GRACE_SECONDS))
-
 
 class HostClient:
     """The thread that talks with the run's server; what it decides is put into the run's inbox.
@@ -150,7 +136,7 @@ class HostClient:
     ) -> None:
         self.run = RunState()
         self.welcome = threading.Event()
-        self.verdict: Verdict | None = None
+        self.verdict: Decided | None = None
         self._state = HostState(
             protocol=PROTOCOL_VERSION,
             host=host.topology.host,
@@ -268,9 +254,9 @@ class HostClient:
                 "run's token, or another program has its port (feed.port)",
             )
 
-    def _decide(self, kind: VerdictKind, reason: str) -> None:
-        self.verdict = self.verdict or Verdict(kind, reason)
-        self._host.inbox.put(Decided(reason))
+    def _decide(self, kind: DecisionKind, reason: str) -> None:
+        self.verdict = self.verdict or Decided(reason, kind=kind)
+        self._host.inbox.put(self.verdict)
 
 
 def tell_failure(run: HostRun, reason: str) -> None:
@@ -291,7 +277,7 @@ def keys_of(settings: ProcessSettings, topology: Topology) -> Keys | None:
     Raises:
         UsageError: If it has several, and no token.
     """
-    if len(topology.hosts) == 1:
+    if len(topology.dnn_hosts + topology.data_hosts) == 1:
         return None
     if settings.token_file:
         return Keys.from_token(read_token(settings.token_file))

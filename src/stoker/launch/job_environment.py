@@ -6,7 +6,6 @@ files, a script for SageMaker's images runs unchanged in any image and on any pl
 
 import json
 import os
-import socket
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -39,7 +38,7 @@ class Trainer:
 
     Attributes:
         arguments: Appended to the command: the job's hyperparameters.
-        interface: Network interface of the hosts, if it is there.
+        interface: Network interface of the hosts.
         master: Address and port at which torchrun or mpirun connects the hosts.
     """
 
@@ -61,14 +60,12 @@ class Trainer:
             # One process needs no rendezvous.
             strategy = "none" if processes * len(topology.dnn_hosts) == 1 else "torchrun"
         address, port = run.leader_address
-        interface = topology.network_interface
-        names = [name for _, name in socket.if_nameindex()]
         return cls(
             run=run,
             strategy=strategy,
             processes_per_host=processes,
             arguments=tuple(arguments(hyperparameters(settings))),
-            interface=interface if interface in names else None,
+            interface=topology.network_interface,
             # feed.port is for the run's server and agents, the next for batches, the third for
             # torchrun.
             master=(address, port + 2),
@@ -85,7 +82,8 @@ class Trainer:
             theirs["OMP_NUM_THREADS"] = str(max(1, threads))
         if self.interface:
             theirs |= {"NCCL_SOCKET_IFNAME": self.interface, "GLOO_SOCKET_IFNAME": self.interface}
-        ours = own_variables(run, startup=STARTUP_DIR, has_data_group=bool(topology.data_hosts))
+        is_fed = run.settings.engine.name == "feed" and bool(topology.data_hosts)
+        ours = own_variables(run, startup=STARTUP_DIR, has_data_group=is_fed)
         ours |= {
             "STOKER_LAUNCHER_PID": str(os.getpid()),
             "STOKER_METRICS": str(run.output / "metrics.json"),
@@ -180,12 +178,9 @@ def toolkit_variables(
     """
     values = _parameters(base_dir)
     own_values = {name: value for name, value in values.items() if not _is_reserved(name)}
-    described = _read(base_dir, "inputdataconfig.json")
-    # A container started by hand has no inputdataconfig.json, only folders.
-    data = base_dir / "input" / "data"
-    found = [child.name for child in data.iterdir() if child.is_dir()] if data.exists() else []
-    names = sorted(name for name in described or found if not name.startswith(OWN_CHANNELS))
-    folders: dict[str, Json] = {name: str(data / name) for name in names}
+    channels = sorted(_read(base_dir, "inputdataconfig.json"))
+    names = [name for name in channels if not name.startswith(OWN_CHANNELS)]
+    folders: dict[str, Json] = {name: str(base_dir / "input" / "data" / name) for name in names}
     cluster: dict[str, Json] = {
         "current_host": topology.host,
         "current_instance_type": topology.dnn.instance_type,
@@ -200,7 +195,6 @@ def toolkit_variables(
         "model_dir": str(base_dir / "model"),
         "output_dir": str(base_dir / "output"),
         "output_data_dir": str(base_dir / "output" / "data"),
-        "input_data_config": {name: described[name] for name in names if name in described},
         "num_cpus": machine.usable_vcpus(),
         "num_gpus": machine.num_accelerators(environ),
     }
@@ -214,7 +208,7 @@ def toolkit_variables(
     }
     facts |= {
         "resource_config": cluster,
-        "channels": list(names),
+        "channels": list(folders),
         "hps": dict(own_values),
         "user_args": list(arguments(dict(sorted(own_values.items())))),
         "training_env": training_env,

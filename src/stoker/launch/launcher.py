@@ -12,7 +12,7 @@ from stoker.errors import StokerError, UsageError
 from stoker.launch.code import install_requirements, order_of
 from stoker.launch.failures import write_failure
 from stoker.launch.host_client import HostRun, keys_of, tell_failure
-from stoker.launch.process import Inbox, signals_to
+from stoker.launch.process import Inbox, catch_signals
 from stoker.launch.secrets import fetched_secrets
 from stoker.launch.topology import Topology, from_resourceconfig, is_job_pod
 from stoker.launch.trainer import follow, lead
@@ -48,31 +48,31 @@ def launch(command: Sequence[str], environ: Mapping[str, str]) -> int:
     is_trainer = topology.role == "dnn"
     output = output_folder(settings.base_dir, topology)
     # Before the code is unpacked, so that a SIGTERM during it is handled afterwards.
-    with signals_to(inbox):
-        try:
-            if is_trainer:
-                _make_folders(output, settings.base_dir)
-            words, folder = order_of(command, settings=settings)
-            if settings.code_file and folder:
-                install_requirements(folder, named=settings.requirements, environ=environ, log=log)
-            run = HostRun(
-                settings=settings,
-                topology=topology,
-                environ=environ,
-                output=output,
-                log=log,
-                inbox=inbox,
-                keys=keys_of(settings, topology),
-                folder=folder,
-            )
-            if not is_trainer:
-                return _serve(run)
-            code = (lead if topology.is_leader else follow)(run, words)
-        except StokerError as err:
-            # Not on data hosts: the service shows one file as the reason, the training's.
-            if is_trainer:
-                write_failure(settings.base_dir, str(err), log)
-            raise
+    catch_signals(inbox)
+    try:
+        if is_trainer:
+            _make_folders(output, settings.base_dir)
+        words, folder = order_of(command, settings=settings)
+        if settings.code_file and folder:
+            install_requirements(folder, named=settings.requirements, environ=environ, log=log)
+        run = HostRun(
+            settings=settings,
+            topology=topology,
+            environ=environ,
+            output=output,
+            log=log,
+            inbox=inbox,
+            keys=keys_of(settings, topology),
+            folder=folder,
+        )
+        if not is_trainer:
+            return _serve(run)
+        code = (lead if topology.is_leader else follow)(run, words)
+    except StokerError as err:
+        # Not on data hosts: the service shows one file as the reason, the training's.
+        if is_trainer:
+            write_failure(settings.base_dir, str(err), log)
+        raise
     if is_job_pod(environ):
         _leave_in_pod(run, exit_code=code)
     return code

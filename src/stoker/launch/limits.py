@@ -23,7 +23,7 @@ from stoker.figures.progress import BASELINE_TIMELINE, ProgressByRank, RunSteps
 from stoker.host.gpus import GpuState
 from stoker.host.processes import descendants, signal_all
 from stoker.launch.host_client import HostRun, MemoryWatch
-from stoker.launch.process import Decided
+from stoker.launch.process import SAVE, Decided
 from stoker.launch.run_server import RunServer
 from stoker.logs import EventName
 from stoker.records.profile import GpuLoads
@@ -110,7 +110,7 @@ class Limits:
         if reason := self.spending.excess():
             log.event(EventName.BUDGET_SPENT, reason=reason)
             self._server.tell(stage="ending")
-            self._run.tell_ranks_to_save()
+            self._run.inbox.put(SAVE)
         elif self._watchdog and (reason := self._watchdog.excess()):
             _write_stacks()
             log.event(EventName.NO_PROGRESS, text=reason)

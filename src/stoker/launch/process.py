@@ -13,10 +13,10 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TextIO
+from typing import IO, Literal, TextIO
 
 import psutil
 
@@ -47,12 +47,21 @@ class SignalReceived:
     number: int
 
 
+# `lost`: the leader is; `refused`: this host is.
+DecisionKind = Literal["decided", "lost", "refused"]
+
+
 @dataclass(frozen=True, slots=True)
 class Decided:
     """A decision from elsewhere that this host ends."""
 
     reason: str
     grace_seconds: float = VERDICT_GRACE_SECONDS
+    kind: DecisionKind = "decided"
+
+
+# Ends the training as SIGTERM to this host does.
+SAVE = Decided("a limit of the run is reached", grace_seconds=GRACE_SECONDS)
 
 
 LaunchEvent = SignalReceived | Decided
@@ -65,19 +74,10 @@ def next_event(inbox: Inbox, seconds: float) -> LaunchEvent | None:
     return None
 
 
-@contextlib.contextmanager
-def signals_to(inbox: Inbox) -> Iterator[None]:
-    """Puts SIGTERM and SIGINT into `inbox` (main thread only)."""
-
-    def put(number: int, _frame: object) -> None:
-        inbox.put(SignalReceived(number))
-
-    previous = {n: signal.signal(n, put) for n in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+def catch_signals(inbox: Inbox) -> None:
+    """Puts SIGTERM and SIGINT into `inbox` from now on (main thread only)."""
+    for each in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(each, lambda number, _: inbox.put(SignalReceived(number)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

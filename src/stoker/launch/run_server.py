@@ -46,8 +46,14 @@ from stoker.records import Event, FeedSettings, Role
 OUTCOME_SECONDS = 15.0
 _POLL_MS = 100
 
-HostStatus = Literal["awaited", "joined", "left", "lost", "absent"]
-_EVENTS = {"joined": EventName.HOST_JOINED, "left": EventName.HOST_LEFT}
+# `done`: its training has ended, and it waits for the run's end.
+HostStatus = Literal["awaited", "joined", "done", "left", "lost", "absent"]
+_EVENTS: dict[HostStatus, EventName] = {
+    "joined": EventName.HOST_JOINED,
+    "left": EventName.HOST_LEFT,
+    "lost": EventName.HOST_LOST,
+    "absent": EventName.HOST_LOST,
+}
 _Socket = zmq.Socket[bytes]
 
 
@@ -73,7 +79,8 @@ class HostChange:
     @property
     def fails_the_run(self) -> bool:
         """Whether the training cannot go on, as it can without a data host."""
-        return self.role == "dnn" and self.status != "joined" and self.end.exit_code != 0
+        is_ended = self.status not in ("joined", "done") and self.end.exit_code != 0
+        return is_ended and self.role == "dnn"
 
     @property
     def words(self) -> str:
@@ -118,13 +125,9 @@ class HostTable:
     @property
     def unready(self) -> tuple[str, ...]:
         """Hosts whose engine's commands do not accept work yet."""
-        ready = [name for name in self.names("joined") if self.states[name].stage != "begun"]
+        heard = self.names("joined", "done")
+        ready = [name for name in heard if self.states[name].stage != "begun"]
         return tuple(name for name in self._roles if name not in ready)
-
-    def trainers(self, *statuses: HostStatus) -> tuple[str, ...]:
-        """Returns dnn hosts of these statuses whose training has not ended."""
-        done = [name for name, state in self.states.items() if state.stage == "done"]
-        return tuple(name for name in self.names(*statuses, role="dnn") if name not in done)
 
     def refusal(self, message: HostState | Progress) -> str:
         """Returns why the sender of a message may not take part; empty: it may."""
@@ -132,11 +135,10 @@ class HostTable:
             return f"this is version {PROTOCOL_VERSION} of the protocol, not {message.protocol}"
         if isinstance(message, Progress):
             return ""
-        role = self._roles.get(message.host)
         before = self.states.get(message.host, message)
-        if role == "dnn" and before.incarnation != message.incarnation:
+        if before.incarnation != message.incarnation and self._roles[message.host] == "dnn":
             return "a dnn host that starts again cannot join its run"
-        return "" if role else f"{message.host} is no other host of this run"
+        return ""
 
     def hear(self, state: HostState, now: float) -> None:
         """Takes a host's state that is not refused."""
@@ -169,7 +171,7 @@ class HostTable:
         if silent > self._feed.lease_seconds:
             reason = f"silent for {silent:.0f} s (feed.lease_seconds)"
             return "lost", HostEnd(reason=reason)
-        return "joined", HostEnd()
+        return "done" if state.stage == "done" else "joined", HostEnd()
 
     def run_state(self, said: RunState) -> RunState:
         """Returns what is so of the run: what its leader says, and its data hosts."""
@@ -286,7 +288,9 @@ class RunServer:
             context.term()
 
     def _is_done(self) -> bool:
-        is_told = self._said.outcome is None or not self.hosts.names("joined", "awaited", "absent")
+        is_told = self._said.outcome is None or not self.hosts.names(
+            "joined", "done", "awaited", "absent"
+        )
         return time.monotonic() > self._close_by or (self._close_by < math.inf and is_told)
 
     def _turn(self, socket: _Socket, guard: HandshakeGuard) -> None:
@@ -328,11 +332,13 @@ class RunServer:
         return ""
 
     def _note(self, change: HostChange) -> None:
+        if change.status == "done":
+            return
         # One line each: the record shows them in a table.
         reason = change.end.reason.strip().partition("\n")[0][:400]
         what = f"{change.role} host {change.status}"
         self.note(f"{what}: {reason}" if reason else what, host=change.host)
-        name = _EVENTS.get(change.status, EventName.HOST_LOST)
+        name = _EVENTS[change.status]
         code = change.end.exit_code
         self._run.log.event(
             name, about=change.host, role=change.role, exit_code=code, reason=reason

@@ -7,7 +7,6 @@ Pods know all groups with the pattern of their hosts' DNS names, their own group
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -30,13 +29,25 @@ class HostGroup(msgspec.Struct, frozen=True, kw_only=True, rename={"name": "inst
     hosts: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Topology:
-    """All hosts of a run, as one of them sees it; exactly one group has the role dnn."""
+_IN_FILE = {
+    "host": "current_host",
+    "groups": "instance_groups",
+    "network_interface": "network_interface_name",
+}
+
+
+class Topology(msgspec.Struct, frozen=True, kw_only=True, rename=_IN_FILE):
+    """All hosts of a run, as one of them sees it; exactly one group has the role dnn.
+
+    Attributes:
+        hosts: All of them, and `current_instance_type` this one's: in a job without groups.
+    """
 
     host: str
-    groups: tuple[HostGroup, ...]
+    groups: tuple[HostGroup, ...] = ()
     network_interface: str | None = None
+    hosts: tuple[str, ...] = ()
+    current_instance_type: str | None = None
 
     @property
     def group(self) -> HostGroup:
@@ -60,25 +71,12 @@ class Topology:
         return tuple(host for group in self.groups if group.role == "data" for host in group.hosts)
 
     @property
-    def hosts(self) -> tuple[str, ...]:
-        """All hosts, the dnn group first."""
-        return self.dnn_hosts + self.data_hosts
-
-    @property
     def leader(self) -> str:
         return self.dnn_hosts[0]
 
     @property
     def is_leader(self) -> bool:
         return self.host == self.leader
-
-
-class _ResourceConfig(msgspec.Struct, kw_only=True):
-    current_host: str
-    hosts: tuple[str, ...] = ()
-    current_instance_type: str | None = None
-    instance_groups: tuple[HostGroup, ...] | None = None
-    network_interface_name: str | None = None
 
 
 def from_resourceconfig(base_dir: Path, environ: Mapping[str, str]) -> Topology:
@@ -92,22 +90,22 @@ def from_resourceconfig(base_dir: Path, environ: Mapping[str, str]) -> Topology:
     settings = from_environment(environ)
     path = base_dir / "input" / "config" / "resourceconfig.json"
     where = str(path)
-    config = _ResourceConfig(current_host="localhost")
+    topology = Topology(host="localhost")
     if path.exists():
         try:
-            config = msgspec.json.decode(read_text(path), type=_ResourceConfig)
+            topology = msgspec.json.decode(read_text(path), type=Topology)
         except msgspec.DecodeError as err:
             raise UsageError(f"malformed: {err}", where=where) from None
     elif is_job_pod(environ):
-        config = _from_pod(settings, environ)
+        topology = _from_pod(settings, environ)
         where = "variables of the pod"
-    hosts = config.hosts or (config.current_host,)
-    alone = HostGroup(instance_type=config.current_instance_type or "", hosts=hosts)
+    hosts = topology.hosts or (topology.host,)
+    alone = HostGroup(instance_type=topology.current_instance_type or "", hosts=hosts)
     # Hosts are not sorted: names (algo-1) are random, but all hosts get the same order, and the
     # first one of the dnn group leads.
     groups = tuple(
         replace(group, role=settings.roles.get(group.name) or _role(group.name))
-        for group in config.instance_groups or (alone,)
+        for group in topology.groups or (alone,)
     )
     trainers = [group for group in groups if group.role == "dnn"]
     if len(trainers) != 1 or not trainers[0].hosts:
@@ -117,11 +115,7 @@ def from_resourceconfig(base_dir: Path, environ: Mapping[str, str]) -> Topology:
             where=where,
             fix="call the other groups data...",
         )
-    return Topology(
-        host=config.current_host,
-        groups=groups,
-        network_interface=config.network_interface_name or None,
-    )
+    return replace(topology, groups=groups)
 
 
 def _role(group: str) -> Role:
@@ -144,7 +138,7 @@ def is_job_pod(environ: Mapping[str, str]) -> bool:
     return bool(environ.get("STOKER_GROUP"))
 
 
-def _from_pod(settings: ProcessSettings, environ: Mapping[str, str]) -> _ResourceConfig:
+def _from_pod(settings: ProcessSettings, environ: Mapping[str, str]) -> Topology:
     # Kubernetes has no resourceconfig.json: run.json and the pod's variables say the same.
     groups = {
         group.name: HostGroup(
@@ -162,4 +156,4 @@ def _from_pod(settings: ProcessSettings, environ: Mapping[str, str]) -> _Resourc
             where="variables STOKER_GROUP and JOB_COMPLETION_INDEX",
             fix="use the pods that stoker train --platform kubernetes makes",
         ) from None
-    return _ResourceConfig(current_host=own, instance_groups=tuple(groups.values()))
+    return Topology(host=own, groups=tuple(groups.values()))

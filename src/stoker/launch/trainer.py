@@ -22,6 +22,7 @@ from stoker.launch.job_environment import Trainer
 from stoker.launch.limits import Limits
 from stoker.launch.mpi import MpiHost
 from stoker.launch.process import (
+    SAVE,
     Command,
     Ending,
     SignalReceived,
@@ -117,7 +118,7 @@ def follow(run: HostRun, command: Sequence[str]) -> int:
         def tick() -> None:
             engine.tick()
             if client.run.stage == "ending":
-                run.tell_ranks_to_save()
+                run.inbox.put(SAVE)
 
         ending = engine.follow(client) or _train(
             run, command, peer=client, engine=engine, gpus=gpus, tick=tick
@@ -155,7 +156,7 @@ def _train(
         earlier.unlink(missing_ok=True)
     discard_loadings(output)
     trainer = Trainer.of(run)
-    environ = trainer.environ() | engine.environment
+    environ = trainer.environ() | engine.environment()
     environ |= fetched_secrets(run.settings.secrets, environ=run.environ, role="dnn")
     words = with_own_python((*command, *trainer.arguments))
     mpi = MpiHost(trainer, peer, environ) if trainer.strategy == "mpi" else None
@@ -226,7 +227,9 @@ def _await_others(run: HostRun, server: RunServer, ending: Ending) -> Ending:
         has_failed = bool(failures) or ending.exit_code != 0
         has_cause = not all(change.is_consequence for change in failures)
         is_late = has_failed and time.monotonic() > deadline
-        trainers = server.hosts.trainers(*(("joined",) if has_failed else ("joined", "awaited")))
+        trainers = server.hosts.names("joined", role="dnn")
+        if not has_failed:
+            trainers += server.hosts.names("awaited", role="dnn")
         if has_cause or is_late or not trainers:
             break
         happening = next_event(run.inbox, 0.1)
@@ -260,19 +263,15 @@ def _code_of_command(run: HostRun, code: int) -> int:
 
 def _end_of_follower(run: HostRun, client: HostClient, engine: Engine, ending: Ending) -> int:
     """Tells the leader how this host's training ended; returns this host's exit code."""
-    if client.run.stage == "ending":
-        # As the leader does: with another code a platform would restart the run.
-        client.tell(end=HostEnd(exit_code=0))
-        return 0
-    failure = ""
-    if client.verdict is None and not ending.signals:
-        failure = engine.failure or (_failure_here(run, ending) if ending.exit_code else "")
-        if not failure:
-            # The leader stops waiting for this training; others may have need of its engine.
-            client.tell(stage="done")
-            _await_verdict(run, client, float("inf"))
-        elif says_peer_is_gone(failure):
-            _await_verdict(run, client, CAUSE_SECONDS)
+    failure = engine.failure
+    if ending.exit_code and not (ending.decided or ending.signals):
+        failure = failure or _failure_here(run, ending)
+    if not (failure or ending.signals):
+        # The leader stops waiting for this training; others may have need of its engine.
+        client.tell(stage="done")
+        _await_verdict(run, client, float("inf"))
+    elif says_peer_is_gone(failure):
+        _await_verdict(run, client, CAUSE_SECONDS)
     client.tell(
         end=HostEnd(
             exit_code=None if engine.failure else ending.exit_code,
