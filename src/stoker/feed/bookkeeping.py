@@ -43,7 +43,6 @@ class LoaderState(TypedDict):
 
     Attributes:
         loader: What the loader that takes the state must have in common.
-        keeps_seed: All epochs have one base seed, as with torch's persistent workers.
         begun: How the epoch began and how far it is: IN_STATE, and `stream` of an iterable dataset.
     """
 
@@ -52,7 +51,6 @@ class LoaderState(TypedDict):
     epoch: int
     num_yielded: int
     base_seed: int | None
-    keeps_seed: bool
     begun: dict[str, object] | None
     now: SamplerSnapshot
 
@@ -98,7 +96,6 @@ class LoaderBooks:
         first_epoch: Epochs in the timeline under that number before this loader.
         progress: Of the epoch that began last.
         loaded: A state that the next epoch resumes from.
-        keeps_seed: Of a loaded state; None: as the loader's workers persist.
         made_here: The trainer makes its batches from its next iter() on.
         sent: What data hosts got last; None: nothing yet.
         digests: Of its members then.
@@ -112,7 +109,6 @@ class LoaderBooks:
     progress: EpochProgress | None = None
     loaded: LoaderState | None = None
     base_seed: int | None = None
-    keeps_seed: bool | None = None
     made_here: bool = False
     sent: "PackedSpec | None" = None
     digests: dict[str, str] = field(default_factory=dict)

@@ -28,6 +28,7 @@ from stoker.feed.bad_samples import check_limit
 from stoker.feed.bookkeeping import (
     IN_STATE,
     EpochProgress,
+    LoaderState,
     SamplerSnapshot,
     TrainerProcess,
 )
@@ -106,9 +107,8 @@ class EpochIterator(_BaseDataLoaderIter):
         begun: dict[str, object] = {}
         if state is not None:
             books.epochs, books.base_seed = state["epoch"], state["base_seed"]
-            books.keeps_seed = state["keeps_seed"]
             begun = state["begun"] or {}
-        at_iter = self._draw_as_torch(place.loader, is_resumed=bool(begun), is_again=is_again)
+        at_iter = self._draw_as_torch(place.loader, state, is_again=is_again)
         self._index_sampler = place.loader._index_sampler
         self._num_workers = place.num_processes or place.loader.num_workers
         self._progress = books.progress = progress = EpochProgress(
@@ -155,7 +155,7 @@ class EpochIterator(_BaseDataLoaderIter):
         self._steps.opened(process.timeline.clock() - began)
 
     def _draw_as_torch(
-        self, loader: AnyLoader, *, is_resumed: bool, is_again: bool
+        self, loader: AnyLoader, state: LoaderState | None, *, is_again: bool
     ) -> SamplerSnapshot | None:
         """Asks for the sampler's iterator and the seeds in torch's order.
 
@@ -163,11 +163,14 @@ class EpochIterator(_BaseDataLoaderIter):
         a loaded one has them.
         """
         books = self._books
-        keeps_seed = bool(books.keeps_seed) and books.base_seed is not None
+        is_resumed = state is not None and state["begun"] is not None
+        # Workers that persist have one for all epochs.
+        persists = loader.persistent_workers and loader.num_workers > 0
+        keeps_seed = is_resumed or (persists and state is not None and books.base_seed is not None)
         # What a state has is drawn without a trace.
         drawn_before: dict[str, object] = {"_index_sampler": ()} if is_resumed else {}
         shown = loader
-        if is_resumed or keeps_seed:
+        if keeps_seed:
             shown = view_of(loader, generator=torch.Generator(), **drawn_before)
         noted = None if is_resumed else self._generators
         at_iter = noted and take(noted)
@@ -179,12 +182,8 @@ class EpochIterator(_BaseDataLoaderIter):
             if is_resumed:
                 self._index_sampler = ()
             super()._reset(shown)
-        if is_resumed or keeps_seed:
+        if keeps_seed:
             self._base_seed = books.base_seed or 0
-        elif is_again and books.keeps_seed is False:
-            # Of a state without persistent workers: each epoch has its own.
-            drawn = torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
-            self._base_seed = int(drawn.item())
         books.base_seed = int(self._base_seed)
         return at_iter
 

@@ -28,7 +28,7 @@ from stoker.feed.streams import plain, with_arrays
 # Samplers within samplers, as batch samplers and their wrappers hold them.
 _INNER = ("sampler", "batch_sampler")
 _MAX_DEPTH = 8
-VERSION = 4
+VERSION = 5
 
 
 # ---- what the order depends on
@@ -92,9 +92,6 @@ def state_of(
             # The epoch is replayed from what was loaded; only the script has drawn since.
             state["now"] |= {name: now[name] for name in GLOBALS}
         return state
-    keeps_seed = books.keeps_seed
-    if keeps_seed is None:
-        keeps_seed = loader.persistent_workers and loader.num_workers > 0
     begun: dict[str, object] | None = None
     num_yielded = 0
     epoch = books.epochs
@@ -110,7 +107,6 @@ def state_of(
         epoch=epoch,
         num_yielded=num_yielded,
         base_seed=books.base_seed,
-        keeps_seed=keeps_seed,
         begun=begun,
         now=now,
     )
