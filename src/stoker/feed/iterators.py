@@ -11,6 +11,7 @@ import re
 import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from operator import length_hint
 from typing import TYPE_CHECKING
 
@@ -49,8 +50,7 @@ from stoker.feed.local_sources import (
 )
 from stoker.feed.placement import Placement, placement_of, seeding_of
 from stoker.feed.seeding import Numbered
-from stoker.feed.streams import ShardProgress, StreamProgress, progress_from
-from stoker.feed.timeline import Steps
+from stoker.feed.streams import ShardProgress, StreamProgress
 from stoker.feed.tolerance import ToleratedBatch, check_on_error
 
 if TYPE_CHECKING:
@@ -86,9 +86,6 @@ class EpochIterator(_BaseDataLoaderIter):
         self._source: BatchSource | FedSource | None = None
         # Whether data hosts, and how many workers, make the batches.
         self._placed: tuple[bool, int] | None = None
-        # The recorder of the current epoch, for the finalizer.
-        self._recorders: deque[Steps] = deque(maxlen=1)
-        weakref.finalize(self, _end_steps, self._recorders)
         # Not kept: a loader that the script drops ends its workers.
         self._begin(loader)
 
@@ -121,7 +118,7 @@ class EpochIterator(_BaseDataLoaderIter):
             setattr(progress, name, begun[name])
         progress.first = progress.num_yielded
         if not self._is_map_style:
-            progress.stream = self._stream_of(begun, place)
+            progress.stream = place.stream or self._new_stream(place)
         is_replayed = bool(begun) and self._is_map_style
         self._draws = IndexDraws(
             # Torch's sampler of a stream gives the same for each batch.
@@ -140,7 +137,7 @@ class EpochIterator(_BaseDataLoaderIter):
         self._steps = process.timeline.epoch(
             loader=books.number, epoch=self._number, batch=progress.first
         )
-        self._recorders.append(self._steps)
+        weakref.finalize(self, self._steps.end_in_finalizer)
         epoch = Epoch(
             progress=progress,
             indices=self._draws,
@@ -187,10 +184,8 @@ class EpochIterator(_BaseDataLoaderIter):
         books.base_seed = int(self._base_seed)
         return at_iter
 
-    def _stream_of(self, begun: dict[str, object], place: Placement) -> StreamProgress | None:
-        """Returns how far an iterable dataset is; None: nobody asks for its state."""
-        if begun:
-            return progress_from(begun["stream"])
+    def _new_stream(self, place: Placement) -> StreamProgress | None:
+        """Returns the beginning of an iterable dataset; None: nobody asks for its state."""
         if not (self._has_state or place.is_fed):
             return None
         num_workers = place.loader.num_workers
@@ -285,11 +280,6 @@ class EpochIterator(_BaseDataLoaderIter):
             self._source.close()
 
 
-def _end_steps(recorders: "deque[Steps]") -> None:
-    for steps in recorders:
-        steps.end_in_finalizer()
-
-
 def part_iterator(loader: AnyLoader) -> _BaseDataLoaderIter:
     """Returns torch's own iterator, for a loader that another one's dataset iterates over."""
     # It draws from the random states of the batch that it is a part of.
@@ -301,40 +291,28 @@ def part_iterator(loader: AnyLoader) -> _BaseDataLoaderIter:
 # ---- what the sampler gives
 
 
+@dataclass(slots=True)
 class IndexDraws:
     """The index batches of an epoch in their order; it may go on after an error of the sampler.
 
     Attributes:
+        indices: The sampler's iterator.
+        progress: The epoch's.
+        replica: For the batches' seeds.
+        is_batched: An index is a batch of them.
+        generators: What a state of the epoch needs; None: nobody asks for one.
         sizes: Samples of each batch that was given, to be taken away as it is used.
     """
 
-    def __init__(
-        self,
-        indices: Iterator[object],
-        progress: EpochProgress,
-        *,
-        replica: int,
-        is_batched: bool,
-        generators: dict[str, object] | None = None,
-    ) -> None:
-        """Begins with the first batch that the script has not got yet.
-
-        Args:
-            indices: The sampler's iterator.
-            progress: The epoch's.
-            replica: For the batches' seeds.
-            is_batched: An index is a batch of them.
-            generators: What a state of the epoch needs; None: nobody asks for one.
-        """
-        self.sizes: deque[int] = deque()
-        self._indices = indices
-        self._progress = progress
-        self._seed_words = (progress.base_seed, replica, progress.epoch)
-        self._next = progress.first
-        self._is_batched = is_batched
-        self._generators = generators
-        # Drawn before and not yielded, of a resumed epoch.
-        self._ahead: deque[object] = deque()
+    indices: Iterator[object]
+    progress: EpochProgress
+    replica: int
+    is_batched: bool
+    generators: dict[str, object] | None = None
+    sizes: deque[int] = field(default_factory=deque)
+    _num_given: int = 0
+    # Drawn before and not yielded, of a resumed epoch.
+    _ahead: deque[object] = field(default_factory=deque)
 
     def __iter__(self) -> Iterator[Numbered]:
         return self
@@ -342,26 +320,27 @@ class IndexDraws:
     def __next__(self) -> Numbered:
         index = self._ahead.popleft() if self._ahead else self._draw()
         size = 1
-        if self._is_batched or isinstance(index, list):
+        if self.is_batched or isinstance(index, list):
             # 1 where it has no length: a generator.
             size = length_hint(index, 1)
         self.sizes.append(size)
-        numbered = Numbered((*self._seed_words, self._next), index)
-        self._next += 1
-        return numbered
+        progress = self.progress
+        number = progress.first + self._num_given
+        self._num_given += 1
+        return Numbered((progress.base_seed, self.replica, progress.epoch, number), index)
 
     def _draw(self) -> object:
-        progress = self._progress
-        if self._generators is not None and progress.at_draw is None:
-            progress.at_draw = take(self._generators)
+        progress = self.progress
+        if self.generators is not None and progress.at_draw is None:
+            progress.at_draw = take(self.generators)
         try:
-            index = next(self._indices)
+            index = next(self.indices)
         except StopIteration:
             progress.is_drawn_out = True
             raise
         index = _as_it_is(index)
         progress.num_drawn += 1
-        if self._generators is not None:
+        if self.generators is not None:
             progress.digest = digest_with(index, before=progress.digest)
         return index
 
@@ -371,14 +350,14 @@ class IndexDraws:
         Raises:
             UsageError: The sampler does not give the same again.
         """
-        progress, generators = self._progress, self._generators
+        progress, generators = self.progress, self.generators
         assert progress.resumed is not None
         assert progress.at_iter is not None
         assert generators is not None
         here = take(GLOBALS)
         try:
             restore(generators, progress.at_iter)
-            self._indices = iter(sampler)
+            self.indices = iter(sampler)
             if progress.at_draw is not None:
                 restore(generators, progress.at_draw)
             if self._drawn_again(progress) != progress.digest:
@@ -400,7 +379,7 @@ class IndexDraws:
         digest = ""
         for number in range(progress.num_drawn):
             # Not next(): a sampler that ends too early gives another digest, not an error here.
-            for given in self._indices:
+            for given in self.indices:
                 index = _as_it_is(given)
                 digest = digest_with(index, before=digest)
                 if number >= progress.num_yielded:
@@ -408,7 +387,7 @@ class IndexDraws:
                 break
         if progress.is_drawn_out:
             # To its end, where it may draw once more; what else it gives makes another digest.
-            digest += "".join("more" for _ in self._indices)
+            digest += "".join("more" for _ in self.indices)
         return digest
 
 

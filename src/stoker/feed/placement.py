@@ -17,7 +17,7 @@ import cloudpickle
 from torch.utils.data import DataLoader, _DatasetKind
 
 from stoker.errors import FeedError, FeedLostError, ShippingError
-from stoker.feed.bookkeeping import LoaderBooks, TrainerProcess, line_words
+from stoker.feed.bookkeeping import TrainerProcess, line_words
 from stoker.feed.engine.loader_spec import LoaderSpec, StartMethod, pack_spec
 from stoker.feed.engine.pickler import BoundedFile, LoaderPickler, factories_in
 from stoker.feed.local_sources import is_of_stoker, view_of, worker_init_of
@@ -43,11 +43,13 @@ class Placement:
         loader: As its script has it, or as if the script had written other workers.
         num_processes: Workers of torch that are started here; 0: the trainer's own process.
         is_fed: Data hosts make the batches, from the pickle in the loader's books.
+        stream: How far an iterable dataset is, where the epoch goes on in the middle.
     """
 
     loader: AnyLoader
     num_processes: int
     is_fed: bool = False
+    stream: StreamProgress | None = None
 
 
 def placement_of(
@@ -67,7 +69,7 @@ def placement_of(
     is_kept = is_again and process.books(loader).sent and loader._dataset_kind == _DatasetKind.Map
     if place.is_fed and not is_kept:
         try:
-            pack(loader, _spec_of(place.loader, process), process)
+            pack(loader, _spec_of(place, process), process)
         except ShippingError as err:
             if is_remote(loader):
                 raise
@@ -78,11 +80,14 @@ def placement_of(
 
 def _wanted(loader: AnyLoader, process: TrainerProcess) -> Placement:
     books, settings = process.books(loader), process.settings
-    stream = _pending_stream(books)
-    here = Placement(loader, loader.num_workers)
-    if stream is not None:
+    stream: StreamProgress | None = None
+    num_processes = loader.num_workers
+    state = books.pending_state()
+    if state and state["begun"] and "stream" in state["begun"]:
+        stream = progress_from(state["begun"]["stream"])
         # As many as there are shards.
-        here = Placement(loader, len(stream.shards) if stream.num_workers else 0)
+        num_processes = len(stream.shards) if stream.num_workers else 0
+    here = Placement(loader, num_processes, stream=stream)
     if books.made_here:
         return here
     num_workers = _num_workers_of(loader, process)
@@ -106,14 +111,8 @@ def _wanted(loader: AnyLoader, process: TrainerProcess) -> Placement:
             return here
     # First, as an import statement would begin a collection.
     imported("stoker.feed.fed_source")
-    return Placement(view_of(loader, num_workers=num_workers), 0, is_fed=True)
-
-
-def _pending_stream(books: LoaderBooks) -> StreamProgress | None:
-    """Returns how far an iterable dataset is, where the next epoch goes on in the middle."""
-    state = books.pending_state()
-    begun = state and state["begun"]
-    return progress_from(begun["stream"]) if begun and "stream" in begun else None
+    fed = view_of(loader, num_workers=num_workers)
+    return Placement(fed, 0, is_fed=True, stream=stream)
 
 
 def is_remote(loader: AnyLoader) -> bool:
@@ -173,13 +172,13 @@ def refuse(loader: AnyLoader, process: TrainerProcess, err: FeedError) -> None:
 # ---- the pickle of a loader
 
 
-def _spec_of(loader: AnyLoader, process: TrainerProcess) -> LoaderSpec:
+def _spec_of(place: Placement, process: TrainerProcess) -> LoaderSpec:
+    loader = place.loader
     is_iterable = loader._dataset_kind == _DatasetKind.Iterable
     num_workers = loader.num_workers
     if is_iterable:
         # The dataset sees the workers of the epoch that it continues.
-        stream = _pending_stream(process.books(loader))
-        num_workers = int((stream or loader).num_workers > 0)
+        num_workers = int((place.stream or loader).num_workers > 0)
     if is_remote(loader):
         # Built in workers alone.
         num_workers = max(1, num_workers)
