@@ -67,6 +67,8 @@ class EpochProgress:
         first: Batches that the script got before this process resumed the epoch.
         resumed: The loaded state that it begins from, until its first batch is there.
         stream: Of an iterable dataset whose loader has a `state_dict`, or that is fed.
+        held: Batches that `to_device` holds back from the script; None: none, as the script has
+            seen the end of the epoch, or takes its batches from the loader.
         num_drawn: Batches that the sampler was asked for, including those in progress.
         is_drawn_out: The sampler is exhausted; it may draw from a generator once more at its end.
         digest: Checksum of everything that the sampler gave.
@@ -79,6 +81,7 @@ class EpochProgress:
     resumed: LoaderState | None = None
     is_over: bool = False
     stream: "StreamProgress | None" = None
+    held: int | None = None
     num_yielded: int = 0
     num_drawn: int = 0
     is_drawn_out: bool = False

@@ -17,9 +17,7 @@ from typing import Generic, TypeVar, cast
 import torch
 from torch.utils.data import DataLoader
 
-from stoker.errors import UsageError
-from stoker.feed import loader_state
-from stoker.feed.bookkeeping import this_process
+from stoker.feed.bookkeeping import EpochProgress, this_process
 from stoker.pending_error import PendingError
 
 _T = TypeVar("_T")
@@ -47,8 +45,8 @@ def to_device(
     (for float64: in float64), and differs from torchvision's three steps by rounding.
 
     The device holds one batch more than the script uses. It may be iterated over epoch by epoch.
-    Its `state_dict` and `load_state_dict` are the loader's, less the batch ahead: save its state,
-    not the loader's.
+    Its `state_dict` and `load_state_dict` are the loader's, in whose state the batch ahead does not
+    count.
 
     Args:
         batches: A loader, or anything that yields batches.
@@ -70,12 +68,7 @@ def to_device(
 
 
 class DeviceBatches(Generic[_T]):
-    """Batches of a loader on `device`, as `to_device` returns them.
-
-    Attributes:
-        num_held: Batches that the loader has given and the script has not got yet.
-        is_under_way: The script has not seen the end of the epoch.
-    """
+    """Batches of a loader on `device`, as `to_device` returns them."""
 
     def __init__(
         self, batches: Iterable[_T], device: torch.device, pixels: "_Pixels | None"
@@ -83,46 +76,29 @@ class DeviceBatches(Generic[_T]):
         self._batches = batches
         self.device = device
         self._pixels = pixels
-        self.num_held = 0
-        self.is_under_way = False
 
     def __len__(self) -> int:
         return len(cast("Sized", self._batches))
 
     def __iter__(self) -> Iterator[_T]:
-        self.num_held = 0
-        self.is_under_way = False
         streams = _streams_of(self.device)
         if streams is None:
             # Not a generator: the epoch continues after the error of a batch.
             return map(self.moved, self._batches)
-        return _CopiedAhead(self, iter(self._batches), streams)
+        batches = iter(self._batches)
+        progress: EpochProgress | None = None
+        if isinstance(self._batches, DataLoader):
+            progress = this_process().books(self._batches).progress
+        return _CopiedAhead(self, batches, streams, progress or EpochProgress(epoch=0))
 
     def state_dict(self) -> dict[str, object]:
-        """Returns the loader's state, without the batch that is only under way to the device.
-
-        Raises:
-            UsageError: See `stoker.DataLoader.state_dict`; also if it is not a loader of stoker.
-        """
-        state = loader_state.state_of(
-            self._loader(),
-            this_process(),
-            num_held=self.num_held,
-            is_under_way=self.is_under_way,
-        )
-        return dict(state)
+        """Returns the loader's state, in which the batch under way to the device does not count."""
+        state: dict[str, object] = self._batches.state_dict()  # type: ignore[attr-defined]
+        return state
 
     def load_state_dict(self, state_dict: Mapping[str, object]) -> None:
         """Restores a state: the next epoch resumes there; see `stoker.DataLoader`."""
-        if state_dict:
-            loader_state.load(self._loader(), this_process(), dict(state_dict))
-
-    def _loader(self) -> "DataLoader[object]":
-        if not isinstance(self._batches, DataLoader) or not hasattr(self._batches, "state_dict"):
-            raise UsageError(
-                f"a {type(self._batches).__name__} has no state", fix="use stoker.DataLoader"
-            )
-        return self._batches
+        self._batches.load_state_dict(state_dict)  # type: ignore[attr-defined]
 
     def moved(self, batch: _T) -> _T:
         return cast("_T", self._moved(batch))
@@ -184,9 +160,14 @@ class _CopiedAhead(Generic[_T]):
     """Iterator over one epoch on a GPU; the next batch is under way."""
 
     def __init__(
-        self, owner: DeviceBatches[_T], batches: Iterator[_T], streams: ModuleType
+        self,
+        owner: DeviceBatches[_T],
+        batches: Iterator[_T],
+        streams: ModuleType,
+        progress: EpochProgress,
     ) -> None:
         self._owner = owner
+        self._progress = progress
         self._batches = batches
         self._streams = streams
         self._stream = _copy_stream(streams, owner.device)
@@ -200,14 +181,14 @@ class _CopiedAhead(Generic[_T]):
         coming = self._coming.pop() if self._coming else self._start()
         if isinstance(coming, PendingError) and coming.is_end:
             self._coming.append(coming)
-            self._owner.num_held, self._owner.is_under_way = 0, False
+            self._progress.held = None
             raise StopIteration
         # The script's kernels begin after this batch is copied; the host does not wait for it.
         self._streams.current_stream(self._owner.device).wait_stream(self._stream)
         following = self._start()
         self._coming.append(following)
         is_end = isinstance(following, PendingError) and following.is_end
-        self._owner.num_held, self._owner.is_under_way = int(not is_end), True
+        self._progress.held = int(not is_end)
         if isinstance(coming, PendingError):
             raise coming.take()
         return coming

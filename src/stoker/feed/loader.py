@@ -67,7 +67,7 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
         Returns:
             Plain types and tensors, about 50 kB: `torch.load` reads it with `weights_only=True`.
         """
-        return dict(loader_state.state_of(self, this_process()))
+        return loader_state.state_of(self, this_process())
 
     def load_state_dict(
         self,

@@ -66,19 +66,8 @@ def restore(generators: Mapping[str, object], snapshot: SamplerSnapshot) -> None
 # ---- saved and loaded
 
 
-def state_of(
-    loader: "DataLoader[object]",
-    process: TrainerProcess,
-    *,
-    num_held: int = 0,
-    is_under_way: bool = False,
-) -> LoaderState:
-    """Returns the state of `loader` now; see `DataLoader.state_dict`.
-
-    Args:
-        num_held: 1 if the loader's last batch is held back from the script, as by `to_device`.
-        is_under_way: The script has not seen the end of the epoch, even if the loader has.
-    """
+def state_of(loader: "DataLoader[object]", process: TrainerProcess) -> dict[str, object]:
+    """Returns the state of `loader` now; see `DataLoader.state_dict`."""
     generators = generators_of(loader)
     now = take(GLOBALS | generators)
     books = process.books(loader)
@@ -91,25 +80,27 @@ def state_of(
         else:
             # The epoch is replayed from what was loaded; only the script has drawn since.
             state["now"] |= {name: now[name] for name in GLOBALS}
-        return state
+        return dict(state)
     begun: dict[str, object] | None = None
     num_yielded = 0
     epoch = books.epochs
-    if progress is not None and (is_under_way or not progress.is_over):
+    # With a batch on its way to a device the script has not seen the end, even if the loader has.
+    if progress is not None and (progress.held is not None or not progress.is_over):
+        num_held = progress.held or 0
         epoch, num_yielded = progress.epoch, progress.num_yielded - num_held
         begun = {name: getattr(progress, name) for name in IN_STATE}
         begun["num_yielded"] = num_yielded
         if progress.stream is not None:
             begun["stream"] = progress.stream.state(num_held=num_held)
-    return LoaderState(
-        version=VERSION,
-        loader=_facts(loader, process, generators),
-        epoch=epoch,
-        num_yielded=num_yielded,
-        base_seed=books.base_seed,
-        begun=begun,
-        now=now,
-    )
+    return {
+        "version": VERSION,
+        "loader": _facts(loader, process, generators),
+        "epoch": epoch,
+        "num_yielded": num_yielded,
+        "base_seed": books.base_seed,
+        "begun": begun,
+        "now": now,
+    }
 
 
 def load(

@@ -57,7 +57,7 @@ def install_stateful(cls: type["AnyLoader"]) -> None:
     def state_dict(self: "AnyLoader") -> dict[str, object]:
         from stoker.feed import bookkeeping, loader_state
 
-        return dict(loader_state.state_of(self, bookkeeping.this_process()))
+        return loader_state.state_of(self, bookkeeping.this_process())
 
     def load_state_dict(self: "AnyLoader", state: Mapping[str, object]) -> None:
         from stoker.feed import bookkeeping, loader_state
