@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
@@ -215,20 +215,22 @@ VARIABLES: Mapping[str, str] = MappingProxyType(
 
 def from_environment(environ: Mapping[str, str] = os.environ) -> ProcessSettings:
     """Reads run.json, STOKER_* and torchrun's variables; raises UsageError if one is malformed."""
-    values = dict(_document_of(environ.get(RUN_VARIABLE, "")))
-    if environ.get("TRAINING_JOB_NAME"):
-        values.setdefault("run_id", environ["TRAINING_JOB_NAME"])
-    for name, variable in VARIABLES.items():
-        if text := environ.get(variable):
-            values[name] = text
     try:
-        if "command" in values:
-            values["command"] = json.loads(str(values["command"]))
+        values = dict(_document_of(environ.get(RUN_VARIABLE, "")))
+        if environ.get("TRAINING_JOB_NAME"):
+            values.setdefault("run_id", environ["TRAINING_JOB_NAME"])
+        for name, variable in VARIABLES.items():
+            if text := environ.get(variable):
+                values[name] = json.loads(text) if name == "command" else text
         # Variables are texts, also those of numbers.
         return msgspec.convert(values, ProcessSettings, strict=False, dec_hook=_path)
-    except ValueError as err:
-        where = next((VARIABLES[name] for name in VARIABLES if f"$.{name}" in str(err)), "")
-        raise UsageError(str(err), where=f"variable {where or RUN_VARIABLE}") from None
+    except (OSError, ValueError) as err:
+        named = (VARIABLES[name] for name in VARIABLES if f"$.{name}" in str(err))
+        raise UsageError(
+            f"cannot read the run's settings: {err}",
+            where=f"variable {next(named, RUN_VARIABLE)}",
+            fix="use one version of stoker everywhere",
+        ) from None
 
 
 @lru_cache(maxsize=8)
@@ -237,17 +239,9 @@ def _document_of(run: str) -> Document:
     if not run:
         return {}
     is_inline = run.startswith("{")
-    try:
-        text = run if is_inline else Path(run).read_text(encoding="utf-8")
-        document: dict[str, Json] = json.loads(text)
-    except (OSError, ValueError) as err:
-        what = f"cannot read the run's settings: {err}"
-        raise UsageError(what, where=f"variable {RUN_VARIABLE}") from None
-    names = {setting.name for setting in fields(RunSettings)}
-    if unknown := [name for name in document if name not in names]:
-        what = f"the setting {unknown[0]} is of another version of stoker"
-        fix = "use one version of stoker everywhere"
-        raise UsageError(what, where=f"variable {RUN_VARIABLE}", fix=fix)
+    document: dict[str, Json] = json.loads(run if is_inline else Path(run).read_text("utf-8"))
+    if unknown := document.keys() - RunSettings.__dataclass_fields__:
+        raise ValueError(f"unknown setting {min(unknown)}")
     token = Path(run).with_name(TOKEN_FILE)
     if not is_inline and token.exists():
         document["token_file"] = str(token)

@@ -21,11 +21,11 @@ from stoker.records.profile import busy_share, used_gpus
 from stoker.records.training import NOT_COMPARABLE, UNHELPED
 from stoker.units import (
     figure,
+    is_whole_longer,
     ms,
     numbered,
     percentage,
     size,
-    step_words,
     usd,
     wait_words,
 )
@@ -133,14 +133,18 @@ def training_words(training: Training) -> str:
 
 
 def measured_words(measured: Measured) -> str:
-    """Returns a run's step with its wait."""
-    return step_words(
-        step_seconds=measured.step_seconds,
-        wait_seconds=measured.wait_seconds,
-        least_wait_share=measured.least_wait_share,
-        rank=measured.rank,
-        whole_step_seconds=measured.whole_step_seconds,
-    )
+    """Returns a run's step and its wait: `61.8 ms, 64% of it waiting for data`.
+
+    With what whole epochs have beyond their steps, if that is worth a word: `75.1 ms over whole
+    epochs (61.8 ms within them, 64% of it waiting for data)`.
+    """
+    least = measured.least_wait_share
+    step = ms(measured.step_seconds)
+    waiting = wait_words(measured.wait_share, least=least, rank=measured.rank)
+    whole = measured.whole_step_seconds
+    if whole is None or not is_whole_longer(measured.step_seconds, whole):
+        return f"{step}, {waiting}"
+    return f"{ms(whole)} over whole epochs ({step} within them, {waiting})"
 
 
 def busy_words(gpus: Sequence[GpuLoad]) -> str:

@@ -135,26 +135,6 @@ def wait_words(
     return f"{percentage(least)} to {percentage(share)} {of} (rank {rank} waits longest)"
 
 
-def step_words(
-    *,
-    step_seconds: float,
-    wait_seconds: float,
-    least_wait_share: float | None = None,
-    rank: int = 0,
-    whole_step_seconds: float | None = None,
-) -> str:
-    """Writes a step and its wait: `61.8 ms, 64% of it waiting for data`.
-
-    With what whole epochs have beyond their steps, if that is worth a word: `75.1 ms over whole
-    epochs (61.8 ms within them, 64% of it waiting for data)`.
-    """
-    share = wait_share(step_seconds=step_seconds, wait_seconds=wait_seconds)
-    waiting = wait_words(share, least=least_wait_share, rank=rank)
-    if whole_step_seconds is None or not is_whole_longer(step_seconds, whole_step_seconds):
-        return f"{ms(step_seconds)}, {waiting}"
-    return f"{ms(whole_step_seconds)} over whole epochs ({ms(step_seconds)} within them, {waiting})"
-
-
 def is_whole_longer(step_seconds: float, whole_step_seconds: float) -> bool:
     """Returns whether whole epochs are so much slower than their steps that it is worth a word."""
     return whole_step_seconds >= (1 + _WORTH_A_WORD) * step_seconds

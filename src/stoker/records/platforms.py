@@ -472,15 +472,10 @@ def is_arm_type(name: str) -> bool:
 
 def lacks_arm_image(settings: KubernetesSettings, name: str) -> bool:
     """Whether data pods of a pool would run the dnn hosts' image on arm64 nodes (by labels)."""
-    labels = settings.pool_of(name)[1].node_selector
-    if labels is None:
-        labels = {"node.kubernetes.io/instance-type": bare_type(name)}
-    labels = {**labels, **mapping(patch_document(settings.data.pod.spec), "nodeSelector")}
-    architecture = labels.get("kubernetes.io/arch")
-    known_type = str(labels.get("node.kubernetes.io/instance-type", ""))
-    if architecture is None and is_arm_type(known_type):
-        architecture = "arm64"
-    return architecture == "arm64" and settings.data.image is None
+    labels = settings.pool_of(name)[1].node_selector or {}
+    node_type = str(labels.get("node.kubernetes.io/instance-type", bare_type(name)))
+    is_arm = labels.get("kubernetes.io/arch", is_arm_type(node_type)) in ("arm64", True)
+    return is_arm and settings.data.image is None
 
 
 class OnNoCapacity(Record, frozen=True, kw_only=True):

@@ -115,11 +115,11 @@ def check_variables(
     Raises:
         UsageError: With the key; a value is never shown.
     """
-    for key, names in (("environment", environment), ("secrets", told)):
-        for name in names:
-            if _TAKEN.fullmatch(name) or not _NAME.fullmatch(name):
-                what = f"{name} is no name of a variable, or set by stoker, SageMaker or torchrun"
-                raise UsageError(what, where=place.at(f"{key}.{name}"), fix="rename the variable")
+    for name in (*environment, *told):
+        if _TAKEN.fullmatch(name) or not _NAME.fullmatch(name):
+            what = f"{name} is no name of a variable, or set by stoker, SageMaker or torchrun"
+            key = "secrets" if name in told else "environment"
+            raise UsageError(what, where=place.at(f"{key}.{name}"), fix="rename the variable")
     for name, value in environment.items():
         where = place.at(f"environment.{name}")
         if name in told:
@@ -129,17 +129,16 @@ def check_variables(
         refuse_secret(name, value, where=where, what=what)
     for name, each in told.items():
         source = source_of(each)
-        where = place.at(f"secrets.{name}")
-        if source.arn is not None and not re.fullmatch(_ARN, source.arn):
+        if source.arn is None and source.secret:
+            continue
+        if not re.fullmatch(_ARN, source.arn or ""):
             raise UsageError(
-                "this is not the ARN of a secret in Secrets Manager or of a parameter in SSM",
-                where=where,
-                fix="arn:aws:secretsmanager:REGION:ACCOUNT:secret:NAME-ABCDEF, or arn:aws:ssm:"
-                "REGION:ACCOUNT:parameter/NAME; a workload never contains the value itself",
+                "this is not the ARN of a secret in Secrets Manager or of a parameter in SSM, and "
+                "no secret of Kubernetes; on this machine neither is read",
+                where=place.at(f"secrets.{name}"),
+                fix="arn:aws:secretsmanager:REGION:ACCOUNT:secret:NAME-ABCDEF, arn:aws:ssm:"
+                "REGION:ACCOUNT:parameter/NAME, or {secret: NAME}; never the value itself",
             )
-        if not (source.arn or source.secret):
-            fix = "add arn (SageMaker) or secret (Kubernetes); on this machine neither is read"
-            raise UsageError("this secret does not say where it is kept", where=where, fix=fix)
 
 
 def parts_to_hide(values: Iterable[str]) -> list[str]:

@@ -539,28 +539,27 @@ def copied_to(
         run_dir: The run's folder.
         model_uri: Where its model is kept, if that is another place.
     """
+    record = replace(record, model_uri=model_uri or record.model_uri)
+    if file.parent.resolve() == run_dir.resolve():
+        return record
+    file.parent.mkdir(parents=True, exist_ok=True)
     measured = record.measured
+    names = [*FILES_BESIDE]
     if measured and measured.timeline_file:
-        name = _next_to(file, run_dir / measured.timeline_file)
-        measured = replace(measured, timeline_file=name)
-    for name in FILES_BESIDE:
+        names.append(measured.timeline_file)
+        timeline = _copy_of(file, measured.timeline_file)
+        record = replace(record, measured=replace(measured, timeline_file=timeline.name))
+    for name in names:
         if (run_dir / name).is_file():
-            _next_to(file, run_dir / name)
-    return replace(record, measured=measured, model_uri=model_uri or record.model_uri)
+            shutil.copyfile(run_dir / name, _copy_of(file, name))
+    return record
 
 
 def file_beside(record_file: Path, name: str) -> Path | None:
     """Returns a run's file of that name, in its folder or where its record was copied to."""
-    copied = record_file.with_name(f"{record_file.stem}-{name}")
-    files = (copied, record_file.with_name(name))
+    files = (_copy_of(record_file, name), record_file.with_name(name))
     return next((file for file in files if file.is_file()), None)
 
 
-def _next_to(record_file: Path, kept: Path) -> str:
-    """Returns a file's path relative to a record, copying it if needed."""
-    if record_file.parent.resolve() == kept.parent.resolve():
-        return kept.name
-    copied = record_file.with_name(f"{record_file.stem}-{kept.name}")
-    record_file.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(kept, copied)
-    return copied.name
+def _copy_of(record_file: Path, name: str) -> Path:
+    return record_file.with_name(f"{record_file.stem}-{name}")

@@ -403,8 +403,7 @@ def refuse_foreign(
     Raises:
         UsageError: With each key that differs, and both values.
     """
-    # With another learning rate it is another training run, but the same profile and decision.
-    same = () if kind == "training" else workload.profile.same_cost
+    same = workload.profile.same_cost
     known = keys or {}
     differing = [
         f"{key}: {known[key]} -> {value}"
