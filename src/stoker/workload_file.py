@@ -93,19 +93,10 @@ def workload_from(
         if override.startswith(VALUES_MARK):
             file = override.removeprefix(VALUES_MARK)
             values, lines = _mapping(read_text(file), file)
-            document = _merged(document, values)
-            where |= lines
-            continue
-        key, equals, text = override.partition("=")
-        steps = key.strip().split(".")
-        # a..b would set a key without a name.
-        if not equals or not all(steps):
-            fix = "write it like --set feed.max_errors=10"
-            raise UsageError(f"--set {override} is not key.path=value", fix=fix)
-        line = f"--set {key.strip()}=..."
-        value, lines = _parsed(text, line)
-        document = _with_key(document, steps, value)
-        where |= {path_below(key.strip(), path): line for path in lines} | {key.strip(): line}
+        else:
+            values, lines = _set(override)
+        document = _merged(document, values)
+        where |= lines
     place = Place(source, where)
     workload = convert(document, Workload, place)
     _check_workload(workload, place)
@@ -123,12 +114,21 @@ def _merged(document: Document, values: Document) -> Document:
     return merged
 
 
-def _with_key(document: Json, steps: Sequence[str], value: Json) -> Document:
-    """Returns the document with a value at a path of keys."""
-    there = document if isinstance(document, Mapping) else {}
-    if len(steps) > 1:
-        value = _with_key(there.get(steps[0]), steps[1:], value)
-    return {**there, steps[0]: value}
+def _set(override: str) -> tuple[Document, dict[str, str]]:
+    """Returns the mapping that `key.path=value` is short for, and the option for its keys."""
+    key, equals, text = override.partition("=")
+    path = key.strip()
+    steps = path.split(".")
+    # a..b would set a key without a name.
+    if not equals or not all(steps):
+        fix = "write it like --set feed.max_errors=10"
+        raise UsageError(f"--set {override} is not key.path=value", fix=fix)
+    option = f"--set {path}=..."
+    value, lines = _parsed(text, option)
+    document: Document = {steps[-1]: value}
+    for step in reversed(steps[:-1]):
+        document = {step: document}
+    return document, {path: option} | {path_below(path, line): option for line in lines}
 
 
 def _mapping(text: str, source: str) -> tuple[Document, dict[str, str]]:

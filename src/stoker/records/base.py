@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Annotated, TypeVar, cast
 
 import msgspec
-from msgspec import inspect
 
 from stoker.errors import UsageError
 
@@ -119,7 +118,8 @@ def convert(document: Json, kind: type[RecordT], place: Place) -> RecordT:
     if path == "schema":
         fix = f"give a {kind.__name__.lower()} of this version of stoker here"
     elif unknown := _UNKNOWN.search(what):
-        names = _names_at(inspect.type_info(kind), _STEP.findall(path))
+        schema = msgspec.json.schema(kind)
+        names = _names_at(schema, _STEP.findall(path), schema["$defs"])
         fix = nearest(unknown[2], [*names])
         if unknown[1] == "unknown field":
             path = path_below(path, unknown[2])
@@ -171,7 +171,7 @@ def to_document(record: msgspec.Struct) -> dict[str, Json]:
 
     JSON has no NaN and no infinities: their words stand for them, as texts.
     """
-    values = {name: getattr(record, name) for name in record.__struct_fields__}
+    values = msgspec.structs.asdict(record)
     return {name: _plain(value) for name, value in values.items() if value is not None}
 
 
@@ -241,23 +241,17 @@ def _plain(value: object) -> Json:
     return cast(Json, value)
 
 
-def _names_at(kind: inspect.Type, path: Sequence[str]) -> Iterator[str]:
-    """Yields the keys of the records at a path below `kind`, and the texts that it may have."""
-    match kind:
-        case inspect.Metadata(type=inner):
-            yield from _names_at(inner, path)
-        case inspect.UnionType(types=types):
-            for each in types:
-                yield from _names_at(each, path)
-        case inspect.StructType(fields=fields):
-            for field in fields:
-                if not path:
-                    yield field.name
-                elif field.name == path[0]:
-                    yield from _names_at(field.type, path[1:])
-        case inspect.DictType(value_type=item):
-            yield from _names_at(item, path[1:])
-        case inspect.VarTupleType(item_type=item) | inspect.ListType(item_type=item):
-            yield from _names_at(item, path[1:])
-        case inspect.LiteralType(values=values):
-            yield from map(str, values)
+def _names_at(schema: Document, path: Sequence[str], definitions: Document) -> Iterator[str]:
+    """Yields the keys and the texts that a record may have at a path, by its JSON Schema."""
+    reference = text(schema, "$ref").rpartition("/")[2]
+    if reference:
+        schema = mapping(definitions, reference)
+    for option in mappings(schema, "anyOf"):
+        yield from _names_at(option, path, definitions)
+    if not path:
+        yield from (*mapping(schema, "properties"), *texts(schema, "enum"))
+        return
+    inside = mapping(schema, "properties", path[0])
+    if path[0].startswith("["):
+        inside = mapping(schema, "items") or mapping(schema, "additionalProperties")
+    yield from _names_at(inside, path[1:], definitions)
