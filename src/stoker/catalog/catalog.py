@@ -181,7 +181,7 @@ class Catalog:
             "source": self.source,
             "region": self.region,
             "purchase": self.purchase,
-            "instances": [msgspec.to_builtins(asdict(each)) for each in self.instances],
+            "instances": msgspec.to_builtins(self.instances),
         }
 
     def prices(self, used: Iterable[Instance], *, today: date) -> Prices:

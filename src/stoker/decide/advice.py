@@ -13,7 +13,6 @@ from stoker.records import (
     Prices,
     Profile,
     Storage,
-    TakenElsewhere,
 )
 from stoker.records.decision import STALE_DAYS
 from stoker.units import as_fast, ms, numbered, percentage
@@ -77,8 +76,12 @@ def _advice(space: Space, decision: Decision) -> Iterator[tuple[str, str, str]]:
     work = space.work
     limit = space.bottleneck
     before = "before any money is spent" if space.is_billed else ""
-    if taken := space.taken:
-        yield _advice_of_taken(space, taken)
+    taken = space.taken
+    if taken and taken.accelerator_step_source == "unknown":
+        text = f"Loading alone takes {ms(work.measured_seconds)} per batch on {work.hosts} x "
+        text += f"{taken.taken_as}. If a step there takes less with its data at hand, the training "
+        text += "waits: time one, then add --accelerator-step-seconds."
+        yield "accelerator-step", text, "before any money is spent"
     if limit == "storage" or any(state.id == "storage" for state in profile.states):
         begin = "The storage is the limit." if limit == "storage" else "Steps wait, too."
         # Where the model judges plans by it, nothing is to be fixed first.
@@ -158,20 +161,6 @@ def free_of(space: Space, decision: Decision) -> Plan | None:
         # A larger training host is the same machine, with cores that data hosts would take.
         plans.append(best_of(space, decision, "scale_up"))
     return min(filter(None, plans), key=space.rank, default=None)
-
-
-def _advice_of_taken(space: Space, taken: TakenElsewhere) -> tuple[str, str, str]:
-    """Returns what would narrow the bands: the accelerator's step, or a profile there."""
-    there = taken.taken_as
-    work = space.work
-    if taken.accelerator_step_source != "unknown":
-        text = f"Profile the training on {there}: three minutes there replace all figures that are "
-        return "profile-there", f"{text}scaled here.", "before you rent anything large"
-    text = (
-        f"Loading alone takes {ms(work.measured_seconds)} per batch on {work.hosts} x {there}. If "
-    )
-    text += "a step there takes less with its data at hand, the training waits: time one, then add "
-    return "accelerator-step", f"{text}--accelerator-step-seconds.", "before any money is spent"
 
 
 def warnings_of(space: Space, prices: Prices) -> Iterator[str]:

@@ -11,7 +11,7 @@ import msgspec
 from stoker.catalog import Catalog, Instance
 from stoker.decide.advice import advice_of, fix_first, warnings_of
 from stoker.decide.choose import choose, path
-from stoker.decide.elsewhere import TakeAs, of_the_training, profiled_type, taken_as
+from stoker.decide.elsewhere import TakeAs, profiled_type, taken_as
 from stoker.decide.price import Space, check_constraints, make_plan, with_profiled
 from stoker.decide.search import named, searched
 from stoker.decide.work import measure, today_of
@@ -160,7 +160,8 @@ def _space(inputs: DecisionInputs) -> Space:
         target = host if target.type == host.type else target
         processes = inputs.processes_on(target)
         work, taken = taken_as(work, target, processes=processes, given=given)
-        profile = of_the_training(profile)
+        # States and fixes are those of the profiled host.
+        profile = msgspec.structs.replace(profile, states=(), fixes=())
     bottleneck = work.bottleneck
     if work.unexplained:
         bottleneck = "unexplained"

@@ -8,8 +8,6 @@ on the profiled host. The same type at a speed of 1 changes only the band.
 
 from dataclasses import dataclass, replace
 
-import msgspec
-
 from stoker.catalog import Catalog, Instance, local_instance
 from stoker.decide.model import Unexplained, Work, estimate
 from stoker.decide.work import reserved_vcpus
@@ -24,8 +22,6 @@ _ELSEWHERE = 0.15
 _ASSUMED_WIDTH = 0.4
 _STORAGE_WIDTH = 0.2
 _TRAINER_WIDTH = 0.23
-# States and fixes of the profiled host, not of the training.
-_OF_THE_HOST = frozenset({"throttled", "straggler", "storage", "other-programs", "num_workers"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,15 +41,6 @@ def profiled_type(profile: Profile, catalog: Catalog) -> Instance:
     name = profile.host.instance_type
     known = local_instance(name) or catalog.find(name)
     return known or Instance(type=name, vcpus=profile.host.vcpus or 1)
-
-
-def of_the_training(profile: Profile) -> Profile:
-    """Returns the profile without states and fixes of the profiled host."""
-    return msgspec.structs.replace(
-        profile,
-        states=tuple(state for state in profile.states if state.id not in _OF_THE_HOST),
-        fixes=tuple(fix for fix in profile.fixes if fix.id not in _OF_THE_HOST),
-    )
 
 
 def taken_as(

@@ -172,8 +172,8 @@ class Space:
     def rank(self, plan: Plan) -> tuple[bool, float, float, int, str]:
         """Returns a key that sorts the best plan first, one that cannot be run last."""
         # The last word, so that plans with equal figures come in one order on every machine.
-        groups = [f"{g.instance_type}:{g.count}:{g.workers_per_host}" for g in plan.groups]
-        return not plan.feasible, *self.values(plan), _num_machines(plan), " ".join(groups)
+        groups = repr(plan.groups)
+        return not plan.feasible, *self.values(plan), _num_machines(plan), groups
 
     def best(self, plans: Sequence[Plan]) -> Plan:
         """Returns the smallest of the plans that are as good as the best."""

@@ -104,13 +104,10 @@ def _best_heterogeneous(space: Space, free: Plan | None) -> Iterator[Plan]:
 
 def _data_types(space: Space) -> Iterator[Instance]:
     """Yields the types without accelerators that may load, in the order of their names."""
-    # The catalog may know types without listing them: local types, and types of nodes.
-    names = {instance.type for instance in space.catalog.instances}
-    for name in sorted({*names, *(space.allowed or ()), space.today.type}):
-        instance = space.get(name)
-        has_price = instance.usd_per_hour is not None or not space.is_billed
-        is_of_cpus = not space.catalog.get(name).accelerators
-        if is_of_cpus and has_price and not space.why_unusable(instance):
+    for listed in space.catalog.instances:
+        instance = space.get(listed.type)
+        # All of this machine has its accelerators.
+        if not listed.accelerators and not space.why_unusable(instance):
             yield instance
 
 
