@@ -9,6 +9,7 @@ less the share of daemons. Two more columns tell where the pods run:
 | taints | of the nodes, which its pods tolerate: KEY=VALUE:EFFECT or KEY:EFFECT, space-separated |
 """
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from math import floor
@@ -33,7 +34,9 @@ from stoker.records.platforms import ObjectPatch, Patch, PlatformName, amount, l
 
 # Whose section of a workload the pools are in.
 _OF_POOLS: PlatformName = "kubernetes"
-_EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
+_TAINT = re.compile(
+    r"(?P<key>[^=:]+)(=(?P<value>[^:]*))?:(?P<effect>NoSchedule|PreferNoSchedule|NoExecute)"
+)
 
 
 def catalog_of(
@@ -165,9 +168,9 @@ def _labels(row: Row) -> Iterator[tuple[str, str]]:
 
 def _tolerations(row: Row) -> Iterator[Document]:
     for word in row.cells.get("taints", "").split():
-        label, _, effect = word.rpartition(":")
-        key, equals, value = label.partition("=")
-        if not key or effect not in _EFFECTS:
+        match = _TAINT.fullmatch(word)
+        if match is None:
             raise row.error("taints", f"expected KEY=VALUE:EFFECT or KEY:EFFECT, found {word!r}")
-        operator: Document = {"operator": "Equal", "value": value} if equals else {}
+        key, value, effect = match["key"], match["value"], match["effect"]
+        operator: Document = {} if value is None else {"operator": "Equal", "value": value}
         yield {"key": key, "operator": "Exists", "effect": effect, **operator}

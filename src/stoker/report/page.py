@@ -139,12 +139,12 @@ def _sections(run: ReportedRun) -> Iterator[tuple[str, Iterable[Block]]]:
 
 def _steps(run: ReportedRun) -> Block:
     """Returns the strips of steps before and after, on one scale of time."""
-    timelines = {"Before": run.before_timeline, "This run": run.after_timeline}
     # A timeline of another machine is not today's.
-    if run.profiled is None:
-        del timelines["Before"]
-    read = {name: read_steps(file) for name, file in timelines.items() if file}
-    strips = {name: steps for name, steps in read.items() if steps}
+    before = run.before_timeline if run.profiled else None
+    strips = {}
+    for name, file in (("Before", before), ("This run", run.after_timeline)):
+        if file and (steps := read_steps(file)):
+            strips[name] = steps
     if not strips:
         return Block()
     typical = {name: typical_step(steps) for name, steps in strips.items()}

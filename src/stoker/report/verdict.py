@@ -110,7 +110,8 @@ class Verdict:
 
 def judge(run: ReportedRun) -> Verdict:
     """Returns the verdict on a run, whole or not, with what no figure on the page says."""
-    failure = printable(_COLOUR_CODE.sub("", run.failure or _failure(run.training)), keep="\n\t")
+    failure = run.failure or (run.training and run.training.failure) or ""
+    failure = printable(_COLOUR_CODE.sub("", failure), keep="\n\t")
     tone, badge, words = _ending(run, failure) or _of_a_whole_run(run)
     if len(words) > _HEADLINE_LETTERS:
         words = words[:_HEADLINE_LETTERS] + "\N{HORIZONTAL ELLIPSIS}"
@@ -129,10 +130,6 @@ def judge(run: ReportedRun) -> Verdict:
             "the step before, and no gate was checked."
         )
     return Verdict(tone, badge, words.rstrip(".") + ".", " ".join(sentences), failure)
-
-
-def _failure(training: Training | None) -> str:
-    return (training.failure if training else None) or ""
 
 
 def _ending(run: ReportedRun, failure: str) -> tuple[Tone, str, str] | None:
