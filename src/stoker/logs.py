@@ -8,10 +8,10 @@ import re
 import shlex
 import sys
 import threading
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from enum import StrEnum, auto
 from typing import TextIO
 
@@ -153,8 +153,8 @@ def parted(line: str) -> tuple[str, LogEvent | None]:
 
 def now_utc() -> str:
     """Returns the UTC time, ISO 8601 with milliseconds."""
-    now = time.time()
-    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now)) + f".{int(now % 1 * 1000):03d}Z"
+    now = datetime.now(UTC).isoformat(timespec="milliseconds")
+    return now.replace("+00:00", "Z")
 
 
 def _text(value: LogValue) -> str:

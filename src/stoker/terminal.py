@@ -76,9 +76,11 @@ def step_line(verb: str, text: str, seconds: float | None) -> str:
     right = "" if seconds is None else f"{seconds:.1f} s"
     line_width = max(48, min(_WIDTH, shutil.get_terminal_size((_WIDTH, 24)).columns))
     width = line_width - _TIME_WIDTH
-    first, *rest = textwrap.wrap(text, width - INDENT) or [""]
-    line = f"{f'{verb:<{INDENT}}{first}':<{width}}{right:>{_TIME_WIDTH}}".rstrip()
-    return "\n".join([line, *(" " * INDENT + more for more in rest)])
+    begin = f"{verb:<{INDENT}}"
+    indent = " " * INDENT
+    lines = textwrap.wrap(text, width, initial_indent=begin, subsequent_indent=indent) or [begin]
+    lines[0] = f"{lines[0]:<{width}}{right:>{_TIME_WIDTH}}".rstrip()
+    return "\n".join(lines)
 
 
 def relative(path: Path) -> str:

@@ -29,13 +29,10 @@ def digits(value: float, figures: int, *, max_places: int = 9) -> str:
         return "0"
     if not math.isfinite(value):
         return NOT_KNOWN
-    places = max(0, figures - 1 - math.floor(math.log10(abs(value))))
-    places = min(places, max_places)
-    rounded = round(value, places)
-    # 9.996 is rounded to 10.00, one digit too many.
-    if rounded and math.floor(math.log10(abs(rounded))) > math.floor(math.log10(abs(value))):
-        places = max(0, places - 1)
-    return f"{rounded:,.{places}f}"
+    # Of the rounded value: 9.996 is 10.0, with a digit less behind the point.
+    exponent = int(f"{value:.{figures - 1}e}".partition("e")[2])
+    places = min(max(0, figures - 1 - exponent), max_places)
+    return f"{value:,.{places}f}"
 
 
 def usd(value: float | None) -> str:

@@ -179,14 +179,11 @@ def _lines_of(node: yaml.Node | None, path: str) -> Iterator[tuple[str, int]]:
 
 def _with_texts(workload: Workload, place: Place) -> Workload:
     """Inlines the files of pools and prices, which other machines cannot read."""
-    kubernetes = workload.kubernetes
-    if kubernetes and kubernetes.pools_file:
-        text = _text_of(kubernetes.pools_file, place.at("kubernetes.pools_file"))
-        workload = replace(workload, kubernetes=replace(kubernetes, pools_file=text))
-    constraints = workload.constraints
-    if constraints.prices_file:
-        text = _text_of(constraints.prices_file, place.at("constraints.prices_file"))
-        workload = replace(workload, constraints=replace(constraints, prices_file=text))
+    for section, key in (("kubernetes", "pools_file"), ("constraints", "prices_file")):
+        settings = getattr(workload, section)
+        if file := getattr(settings, key, None):
+            settings = replace(settings, **{key: _text_of(file, place.at(f"{section}.{key}"))})
+            workload = replace(workload, **{section: settings})
     return workload
 
 

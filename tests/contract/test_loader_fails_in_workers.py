@@ -30,7 +30,7 @@ def told(rank):
 
 
 def test_neither_workers_nor_data_hosts_are_promised():
-    shippable = Shippable(ok=False, why=f"it fails in a worker (RuntimeError: {ERROR})")
+    shippable = Shippable(why=f"it fails in a worker (RuntimeError: {ERROR})")
     profile, decision, path = told(changed(STARVED, shippable=shippable))
     assert parts_of(profile).bottleneck == "workers"
     assert not [fix for fix in profile.fixes if fix.id == "num_workers"]

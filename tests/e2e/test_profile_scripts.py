@@ -143,6 +143,6 @@ def test_a_stream_is_told_with_its_shards(tmp_path):
         reach="torch",
         iterable=True,
         shards=2,
-        shippable=Shippable(ok=True),
+        shippable=Shippable(),
     )
     assert "over a stream of 2 shards" in " ".join(found.words.split())

@@ -255,7 +255,7 @@ def with_gpus(folder: Path, *, seconds: int = 300) -> dict[str, object]:
         if name == "intervals":
             found[name] = file
     before, after = loads
-    seen = Observed(cpu_utilization=0.9, gpu_utilization=0.28, gpus=before, hosts=1)
+    seen = Observed(cpu_utilization=0.9, gpu_utilization=0.28, gpus=before)
     found["profile"] = msgspec.structs.replace(profile(), observed=seen)
     found["training"] = msgspec.structs.replace(training(), gpus=after)
     return found

@@ -53,7 +53,7 @@ OWN = ProfiledLoader(class_name="litdata.streaming.dataloader.StreamingDataLoade
 UNSENDABLE = ProfiledLoader(
     class_name=TORCHS,
     reach="torch",
-    shippable=Shippable(ok=False, why="cannot send dataset.socket", fix="make it at first use"),
+    shippable=Shippable(why="cannot send dataset.socket", fix="make it at first use"),
 )
 
 

@@ -1,5 +1,6 @@
 """Checks of an AWS account, or of a cluster, for one workload. Nothing is made."""
 
+import re
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,11 @@ from stoker.platforms.kubernetes.api import CLAIMS, JOBSETS, TRAINJOBS, ClusterA
 from stoker.platforms.kubernetes.pods import claim_of
 from stoker.records import Group, SageMakerSettings, Workload, bare_type
 from stoker.records.base import text
+
+_ECR = re.compile(
+    r"(?P<account>\d{12})\.dkr\.ecr\.(?P<region>[a-z0-9-]+)\.[a-z.]+/"
+    r"(?P<name>[^:@]+)(:(?P<tag>[^@]+))?(@(?P<digest>.+))?"
+)
 
 
 def _checked(name: str, check: Callable[[], Finding]) -> Finding:
@@ -86,13 +92,14 @@ def _has_bucket(aws: Aws, bucket: str) -> bool:
 
 
 def _has_image(aws: Aws, image: str) -> bool:
-    registry, _, path = image.partition("/")
-    path, _, digest = path.partition("@")
-    name, _, tag = path.partition(":")
-    version = {"imageDigest": digest} if digest else {"imageTag": tag or "latest"}
-    names = {"registryId": registry[:12], "repositoryName": name, "imageIds": [version]}
-    is_near = f".ecr.{aws.region}." in registry
-    return is_near and aws.find("ecr", "DescribeImages", **names) is not None
+    found = _ECR.fullmatch(image)
+    if found is None or found["region"] != aws.region:
+        return False
+    version = {"imageTag": found["tag"] or "latest"}
+    if found["digest"]:
+        version = {"imageDigest": found["digest"]}
+    names = {"registryId": found["account"], "repositoryName": found["name"]}
+    return aws.find("ecr", "DescribeImages", **names, imageIds=[version]) is not None
 
 
 def _quota_finding(aws: Aws, workload: Workload, settings: SageMakerSettings) -> Finding:

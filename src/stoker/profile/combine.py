@@ -100,7 +100,6 @@ def combine(
             cpu_utilization=min(1.0, used / (longest * vcpus)),
             gpu_utilization=busy_share(gpus),
             gpus=gpus,
-            hosts=len({rank.host for rank in ranks}),
             others_vcpus=others_vcpus(ranks),
         ),
         spread={

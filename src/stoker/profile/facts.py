@@ -125,14 +125,14 @@ def facts_of(
     )
     if failure:
         # A dataset on an accelerator, say, which a forked process cannot use.
-        shippable = Shippable(ok=False, why=f"it fails in a worker ({failure})")
+        shippable = Shippable(why=f"it fails in a worker ({failure})")
     elif changed:
         words = "changed between two batches, and num_workers=0 means that no batch is made before"
-        shippable = Shippable(ok=False, why=f"{changed[0][0]} {words} it is asked for")
+        shippable = Shippable(why=f"{changed[0][0]} {words} it is asked for")
     elif err := refusal_of(spec, max_bytes=_MAX_PICKLE_BYTES):
-        shippable = Shippable(ok=False, why=err.what, fix=err.fix)
+        shippable = Shippable(why=err.what, fix=err.fix)
     else:
-        shippable = Shippable(ok=True)
+        shippable = Shippable()
         line = line_words(loader) if before and is_taken_whole(loader) else None
     return replace(loader_of(loader), shippable=shippable, made_ahead_at=line)
 

@@ -256,14 +256,12 @@ class Observed(Record, frozen=True, kw_only=True):
         cpu_utilization: Busy share of all vCPUs, 0 to 1.
         gpu_utilization: Busy share of the GPUs in use, 0 to 1; where steps were timed, during them.
         gpus: Load of each GPU, while the script ran unchanged.
-        hosts: Number of hosts observed.
         others_vcpus: vCPUs of all hosts that other programs used during the unchanged steps.
     """
 
     cpu_utilization: Fraction | None = None
     gpu_utilization: Fraction | None = None
     gpus: GpuLoads = ()
-    hosts: PositiveInt | None = None
     others_vcpus: NonNegativeFloat | None = None
 
     @property
@@ -369,13 +367,11 @@ class Shippable(Record, frozen=True, kw_only=True):
     """Whether what makes a loader's batches can be sent to data hosts.
 
     Attributes:
-        ok: Whether it can, by the part of its pickle that was looked at.
         why: The object that cannot, and its error; or why a loader without workers has to make its
             batches as its loop asks for them. Empty: it can.
         fix: What to do about it.
     """
 
-    ok: bool
     why: str = ""
     fix: str = ""
 

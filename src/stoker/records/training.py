@@ -475,9 +475,9 @@ def completed(
     is_whole = bool(dollars) and len(dollars) == len(outside.groups)
     record = replace(
         outside,
-        spending=spending or outside.spending,
-        spent_usd=sum(dollars) if is_whole else outside.spent_usd,
-        predicted_usd=budget.predicted_usd or outside.predicted_usd,
+        spending=spending,
+        spent_usd=sum(dollars) if is_whole else None,
+        predicted_usd=budget.predicted_usd,
     )
     if leader is None:
         return record
