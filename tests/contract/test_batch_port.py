@@ -1,6 +1,7 @@
 """The port for batches is bounded, deaf to strangers, and quick to hang up on them."""
 
 import io
+import select
 import socket
 
 import pytest
@@ -34,7 +35,8 @@ def port(log):
 
 def turn(port, times=1):
     for _ in range(times):
-        port.handle(port.filenos(), NOW)
+        ready, _, _ = select.select(port.filenos(), [], [], 0.2)
+        port.handle(ready, NOW)
 
 
 def connect(port):

@@ -26,7 +26,7 @@ def server(got):
         got.append(message)
         return [message]
 
-    with Router(OURS, answer, max_message_bytes=10_000) as router:
+    with Router(OURS, answer) as router:
         yield router
 
 
@@ -69,7 +69,7 @@ def test_a_client_of_the_run_is_let_in_and_cut_with_a_message_above_the_bound(se
     client.connect(f"tcp://127.0.0.1:{server.port}")
     client.send(b"hello")
     assert client.poll(60_000)
-    client.send(b"x" * 20_000)
+    client.send(b"x" * (crypto.MAX_CONTROL_BYTES + 1))
     assert events.poll(60_000)
     client.disable_monitor()
     events.close()

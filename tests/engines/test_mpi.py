@@ -133,7 +133,6 @@ def test_ranks_of_two_hosts_meet_in_mpi_and_in_torch_and_are_fed(tmp_path):
     record = job.training()
     assert record.strategy == "mpi"
     assert [host.rank for host in record.hosts] == [0, 2, None]
-    assert "workers=0" not in job.log("algo-1").split("agent_ended")[1]
     assert folders_of_sessions() <= before
 
 

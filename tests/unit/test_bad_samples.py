@@ -16,15 +16,13 @@ from stoker.errors import FeedError, UsageError
 from stoker.feed.bad_samples import (
     FILE,
     FILE_OF_RANK,
-    MAX_ROWS,
     BadSampleList,
-    join_files,
+    join_lists,
 )
 from stoker.feed.bookkeeping import TrainerProcess
 from stoker.feed.engine.messages import BadSample
 from stoker.feed.iterators import EpochIterator
 from stoker.feed.timeline import Timeline
-from stoker.feed.tolerance import ToleratedBatch
 from stoker.logs import Log
 from stoker.records import FeedSettings
 
@@ -69,8 +67,7 @@ def of_rank(folder: Path, rank: int) -> BadSampleList:
 
 
 def add(bad: BadSampleList, samples: list[BadSample], *, number: int) -> None:
-    batch = ToleratedBatch(None, tuple(samples), worker=2, host="algo-1")
-    bad.add(batch, epoch=0, number=number, loader=0)
+    bad.add(samples, epoch=0, number=number, loader=0)
 
 
 def values_of(loader: DataLoader, process: TrainerProcess) -> list[list[float]]:
@@ -87,13 +84,13 @@ def test_a_bad_sample_is_left_out_and_listed(tmp_path, kind):
     values = values_of(DataLoader(kind((3, 4, 11)), batch_size=4), process)
     assert values == [[0, 1, 2], [5, 6, 7], [8, 9, 10], [12, 13, 14, 15], [16, 17, 18, 19]]
     assert process.bad.count == 3
-    assert join_files(tmp_path) == 3
+    assert join_lists([tmp_path], tmp_path / FILE) == 3
     with (tmp_path / FILE).open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert [(row["batch_number"], row["place"], row["index"]) for row in rows] == [
-        ("0", "3", "3"),
-        ("1", "0", "4"),
-        ("2", "3", "11"),
+    assert [(row["batch_number"], row["index"]) for row in rows] == [
+        ("0", "3"),
+        ("1", "4"),
+        ("2", "11"),
     ]
     assert rows[0]["text"] == "cannot decode file 3"
     assert (rows[0]["error"], rows[0]["replaced_by"], rows[0]["rank"]) == ("ValueError", "", "0")
@@ -152,20 +149,15 @@ def test_what_cannot_be_treated_so_is_refused(tmp_path, dataset, on_error, words
         EpochIterator(loader, process_of(tmp_path, on_error))
 
 
-def test_the_list_is_bounded_and_joined_in_order_each_sample_once(tmp_path):
+def test_the_list_is_joined_in_order_each_sample_once(tmp_path):
     one = BadSample(index="7", error="E", text="t, with a comma")
-    lists = [of_rank(tmp_path, rank) for rank in (0, 1, 2)]
     for rank in (1, 0):
         for batch_number in (2, 1, 1):
-            add(lists[rank], [one, replace(one, place=3)], number=batch_number)
+            add(of_rank(tmp_path, rank), [one, replace(one, index="8")], number=batch_number)
     path = tmp_path / FILE_OF_RANK.format(rank=0)
     path.write_text(path.read_text() + "0,5,0,0,1,cut off")
-    assert join_files(tmp_path) == 8
+    # Also if it is joined once more.
+    assert [join_lists([tmp_path], tmp_path / FILE) for _ in range(2)] == [8, 8]
     with (tmp_path / FILE).open(newline="") as rows:
-        places = [(row["batch_number"], row["rank"], row["place"]) for row in csv.DictReader(rows)]
+        places = [(row["batch_number"], row["rank"], row["index"]) for row in csv.DictReader(rows)]
     assert places == sorted(places)
-    assert list(tmp_path.iterdir()) == [tmp_path / FILE]
-    add(lists[2], [replace(one, place=place) for place in range(MAX_ROWS + 5)], number=0)
-    assert lists[2].count == MAX_ROWS + 5
-    # With the eight of before; also if it is joined once more.
-    assert [join_files(tmp_path) for _ in range(2)] == [MAX_ROWS + 8] * 2

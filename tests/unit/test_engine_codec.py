@@ -11,16 +11,16 @@ from hypothesis import strategies as st
 
 from stoker.errors import ProtocolError
 from stoker.feed.engine.batch_socket import layout
-from stoker.feed.engine.codec import EncodedBatch, TensorMemory, decode, encode
+from stoker.feed.engine.codec import TensorMemory, decode, encode
 
 
-def blocks(encoded: EncodedBatch, *, as_tensor: bool = False) -> list[object]:
+def blocks(leaves: list[memoryview], *, as_tensor: bool = False) -> list[object]:
     """Returns the leaves as views of one block, as the trainer receives them."""
-    offsets, nbytes = layout(encoded.sizes)
+    offsets, nbytes = layout([leaf.nbytes for leaf in leaves])
     block = torch.empty(nbytes, dtype=torch.uint8)
     flat = block.numpy()
     parts: list[object] = []
-    for offset, leaf in zip(offsets, encoded.leaves, strict=True):
+    for offset, leaf in zip(offsets, leaves, strict=True):
         flat[offset : offset + leaf.nbytes] = np.frombuffer(leaf, dtype=np.uint8)
         part = block[offset : offset + leaf.nbytes]
         parts.append(TensorMemory.of(part) if as_tensor else part.numpy())
@@ -28,8 +28,8 @@ def blocks(encoded: EncodedBatch, *, as_tensor: bool = False) -> list[object]:
 
 
 def again(batch, **options):
-    encoded = encode(batch)
-    return decode(encoded.pickled, blocks(encoded), **options)
+    pickled, leaves = encode(batch)
+    return decode(pickled, blocks(leaves), **options)
 
 
 @dataclasses.dataclass
@@ -111,18 +111,18 @@ def test_an_array_has_its_dtype_shape_values_and_is_writable(array):
 def test_an_object_that_occurs_twice_is_one_again():
     tensor = torch.rand(3)
     array = np.arange(3)
-    encoded = encode([tensor, tensor, array, array])
-    assert len(encoded.leaves) == 2
-    first, second, third, fourth = decode(encoded.pickled, blocks(encoded))
+    pickled, leaves = encode([tensor, tensor, array, array])
+    assert len(leaves) == 2
+    first, second, third, fourth = decode(pickled, blocks(leaves))
     assert first is second
     assert third is fourth
 
 
 def test_tensors_share_the_allocation_of_a_block_that_torch_made():
     batch = [torch.rand(3, 4), torch.arange(5, dtype=torch.int16), np.arange(3)]
-    encoded = encode(batch)
-    parts = blocks(encoded, as_tensor=True)
-    back = decode(encoded.pickled, parts)
+    pickled, leaves = encode(batch)
+    parts = blocks(leaves, as_tensor=True)
+    back = decode(pickled, parts)
     assert torch.equal(back[0], batch[0])
     assert torch.equal(back[1], batch[1])
     assert np.array_equal(back[2], batch[2])
@@ -138,10 +138,10 @@ def test_a_class_of_the_script_goes_by_its_name(monkeypatch):
 
     OfScript.__module__ = "__main__"
     OfScript.__qualname__ = "OfScript"
-    encoded = encode(OfScript(a=torch.ones(1)))
+    pickled, leaves = encode(OfScript(a=torch.ones(1)))
     # The trainer's, which has the same name.
     monkeypatch.setattr(__main__, "OfScript", OfScript, raising=False)
-    back = decode(encoded.pickled, blocks(encoded))
+    back = decode(pickled, blocks(leaves))
     assert type(back) is OfScript
     assert torch.equal(back["a"], torch.ones(1))
 

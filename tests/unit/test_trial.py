@@ -18,7 +18,7 @@ FLOATS = torch.linspace(0, 1, 11)
         # The same object stands in two places.
         ([5, 5], [7, 5], "batch[0]"),
         ((1, {"a": "x"}), (1, {"a": "y"}), "batch[1]['a']"),
-        ({"a": 1}, {"b": 1}, "batch["),
+        ({"a": 1}, {"b": 1}, "batch: other keys"),
         (torch.zeros(2), torch.zeros(3), "batch: torch.float32 of (2,)"),
         (torch.zeros(2), torch.zeros(2).double(), "batch: torch.float32 of (2,)"),
         (FLOATS, FLOATS + 0.009, ""),

@@ -6,34 +6,16 @@ Only those of batches that the script gets are noted, so each is noted once, in 
 import csv
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from stoker.environment import ProcessSettings
 from stoker.errors import FeedError
 from stoker.feed.engine.messages import BadSample
 from stoker.logs import EventName, Log
 
-if TYPE_CHECKING:
-    from stoker.feed.tolerance import ToleratedBatch
-
 # The leader joins those of the ranks of its host.
 FILE = "bad_samples.csv"
 FILE_OF_RANK = "bad_samples-rank{rank}.csv"
-COLUMNS = (
-    "epoch",
-    "batch_number",
-    "rank",
-    "loader",
-    "place",
-    "index",
-    "error",
-    "text",
-    "replaced_by",
-    "host",
-    "worker",
-)
-# Of a rank: further ones are only counted.
-MAX_ROWS = 10_000
+COLUMNS = ("epoch", "batch_number", "rank", "loader", "index", "error", "text", "replaced_by")
 # A share of fewer samples says nothing of an epoch whose length is not known.
 _MIN_SAMPLES = 100
 _MAX_NAMED = 5
@@ -84,62 +66,44 @@ class BadSampleList:
         listed = "" if self._settings.output is None else f", listed in {FILE}"
         return f"rank {self._settings.rank}{listed}"
 
-    def add(self, batch: "ToleratedBatch", *, epoch: int, number: int, loader: int) -> None:
-        """Lists the bad samples of a batch, in the order of their places; says the first one.
+    def add(self, bad: Sequence[BadSample], *, epoch: int, number: int, loader: int) -> None:
+        """Lists the bad samples of a batch; says the first one.
 
         Args:
-            batch: The batch.
+            bad: In the order of their places.
             epoch: As in the rank's timeline.
             number: The batch's.
             loader: As in the rank's timeline.
         """
         settings = self._settings
         if not self.count:
-            first = batch.bad[0]
+            first = bad[0]
             done = f"{first.replaced_by} is in its place" if first.replaced_by else "left out"
             text = f"sample {first.index} cannot be made ({first.error}: {first.text}): {done}; "
             text += f"further ones are in {FILE}"
             self._log.event(EventName.SAMPLE_BAD, rank=settings.rank, text=text)
-        rows = batch.bad[: max(0, MAX_ROWS - self.count)]
-        self.count += len(batch.bad)
+        self.count += len(bad)
         if settings.output is None:
             return
         of_batch = (epoch, number, settings.rank, loader)
-        maker = (batch.host or settings.host, batch.worker if batch.worker >= 0 else "")
         path = settings.output / FILE_OF_RANK.format(rank=settings.rank)
         try:
             with path.open("a", newline="", encoding="utf-8") as file:
                 writer = csv.writer(file)
-                if not file.tell():
-                    writer.writerow(COLUMNS)
-                for one in rows:
-                    what = (one.place, one.index, one.error, one.text, one.replaced_by)
-                    writer.writerow((*of_batch, *what, *maker))
+                for one in bad:
+                    writer.writerow((*of_batch, one.index, one.error, one.text, one.replaced_by))
         except OSError as err:
             text = f"bad samples cannot be listed: {err}"
             self._log.event(EventName.RECORD_WRITE_FAILED, text=text)
 
 
-def join_files(output: Path) -> int:
-    """Joins the lists of ranks into one file, in order, each sample once.
+def join_lists(folders: Iterable[Path], file: Path) -> int:
+    """Writes one list of those that ranks and earlier calls have left, each sample once.
 
-    A rank that was started again from a state may have listed a batch before. May be called again:
-    the file's own rows stay.
-
-    Returns:
-        How many bad samples are listed.
-    """
-    num_listed = join_lists_of_hosts([output], output / FILE)
-    for path in output.glob(FILE_OF_RANK.format(rank="*")):
-        path.unlink()
-    return num_listed
-
-
-def join_lists_of_hosts(folders: Iterable[Path], file: Path) -> int:
-    """Writes one list of those that hosts have left: the leader's, and ranks' of the others.
+    A rank that was started again from a state may have listed a batch before.
 
     Args:
-        folders: Of hosts' outputs; some may have none. Hosts but the leader write to one within.
+        folders: Of hosts' outputs; some may have none.
         file: The list; it is removed where there are no bad samples.
 
     Returns:
@@ -149,18 +113,15 @@ def join_lists_of_hosts(folders: Iterable[Path], file: Path) -> int:
         ValueError: If a list is malformed.
         OSError: If a file cannot be read or written.
     """
-    of_rank = FILE_OF_RANK.format(rank="*")
-    lists: set[Path] = set()
-    for folder in folders:
-        lists.update(folder.glob(FILE), folder.glob(of_rank), folder.glob(f"*/{of_rank}"))
     rows: dict[tuple[tuple[int, ...], str], list[str]] = {}
-    for path in lists:
-        with path.open(newline="", encoding="utf-8") as lines:
-            for row in csv.reader(lines):
-                # Not a head, nor a line that a killed process has not finished.
-                if len(row) == len(COLUMNS) and row[0] != COLUMNS[0]:
-                    # With the index: two processes that a script started may both be rank 0.
-                    rows[tuple(map(int, row[:5])), row[5]] = row
+    for folder in folders:
+        for path in folder.rglob("bad_samples*.csv"):
+            with path.open(newline="", encoding="utf-8") as lines:
+                for row in csv.reader(lines):
+                    # Not a head, nor a line that a killed process has not finished.
+                    if len(row) == len(COLUMNS) and row[0] != COLUMNS[0]:
+                        # With the index: two processes that a script started may both be rank 0.
+                        rows[tuple(map(int, row[:4])), row[4]] = row
     file.unlink(missing_ok=True)
     if rows:
         with file.open("w", newline="", encoding="utf-8") as joined:

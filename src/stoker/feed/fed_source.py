@@ -197,10 +197,7 @@ class FedSource:
         if self._epoch.pins and not outcome.is_pinned:
             # Tensors are in pinned memory already; objects of the script may pin themselves.
             batch = pin_memory(batch)  # type: ignore[no-untyped-call]
-        if not outcome.bad:
-            return batch
-        host, worker = outcome.maker
-        return ToleratedBatch(batch, outcome.bad, worker, host)
+        return ToleratedBatch(batch, outcome.bad) if outcome.bad else batch
 
     def _try_here(self, outcome: BatchOutcome) -> None:
         """Makes a batch here that a data host could not make: it fails as with torch, or counts.

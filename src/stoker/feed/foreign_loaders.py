@@ -3,7 +3,6 @@
 Light to import: the feed warns by this table, and a profile classifies loaders with it.
 """
 
-import multiprocessing
 import sys
 import threading
 from typing import Literal
@@ -53,13 +52,6 @@ def hide_worker() -> None:
 
     become_data_worker()
     worker._worker_info = None
-
-
-def may_start_processes() -> None:
-    """Lets this process, which is a daemon, have children of multiprocessing: pools of a sample."""
-    # `daemon` itself cannot be set in a process that has begun.
-    settings = getattr(multiprocessing.current_process(), "_config", {})
-    settings["daemon"] = False
 
 
 def is_worker() -> bool:

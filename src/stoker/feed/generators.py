@@ -109,11 +109,10 @@ def find_generators(roots: Mapping[str, object]) -> list[FoundGenerator]:
     Args:
         roots: Objects, by the names that paths begin with.
     """
-    ids_global = {*map(id, GLOBALS.values())}
-    found: dict[int, FoundGenerator] = {}
+    found: list[FoundGenerator] = []
     waiting = deque(roots.items())
     # Kept, so that their addresses are not used again.
-    seen: dict[int, object] = {}
+    seen = {id(value): value for value in GLOBALS.values()}
     while waiting and len(seen) < MAX_OBJECTS:
         path, value = waiting.popleft()
         if issubclass(type(value), _ATOMS + _DATA) or id(value) in seen:
@@ -121,10 +120,10 @@ def find_generators(roots: Mapping[str, object]) -> list[FoundGenerator]:
         seen[id(value)] = value
         if not issubclass(type(value), _GENERATORS):
             waiting.extend((path + step, child) for step, child in _children(value))
-        elif is_generator(value) and id(value) not in ids_global:
+        elif is_generator(value):
             name = hashlib.blake2b(path.encode("utf-8", "surrogatepass"), digest_size=32)
-            found[id(value)] = FoundGenerator(path, value, name)
-    return [*found.values()]
+            found.append(FoundGenerator(path, value, name))
+    return found
 
 
 def _children(value: object) -> Iterator[tuple[str, object]]:

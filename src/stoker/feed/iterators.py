@@ -246,7 +246,7 @@ class EpochIterator(_BaseDataLoaderIter):
         """Lists a batch's bad samples; raises FeedError if the epoch has too many."""
         process, books = self._process, self._books
         number = self._progress.num_yielded - 1
-        process.bad.add(batch, epoch=self._number, number=number, loader=books.number)
+        process.bad.add(batch.bad, epoch=self._number, number=number, loader=books.number)
         self._bad += batch.bad
         num_batches = 0
         # Of a sampler of the script, which need not have a length.

@@ -89,12 +89,9 @@ def _digest(seed_words: Sequence[int]) -> bytes:
 
 def shown_index(index: object) -> object:
     """Returns an index as plain numbers: the same for 3, numpy.int64(3) and tensor(3)."""
-    if isinstance(index, torch.Tensor | np.ndarray | np.generic):
-        numbers: object = index.tolist()
-        return numbers
-    if type(index) is tuple or type(index) is list:
-        return type(index)(map(shown_index, cast("list[object]", index)))
-    return index
+    if isinstance(index, tuple | list):
+        return [*map(shown_index, index)]
+    return index.tolist() if hasattr(index, "tolist") else index
 
 
 class Seeder:
@@ -107,7 +104,6 @@ class Seeder:
 
     def __init__(self, roots: Mapping[str, object], *, num_workers: int | None) -> None:
         self._roots = roots
-        self._dataset = roots["dataset"]
         self._num_workers = num_workers
         self._found = find_generators(roots)
         # Whether it was looked once more, after the first batch.
@@ -162,5 +158,5 @@ class Seeder:
             id=worker,
             num_workers=self._num_workers,
             seed=base_seed + worker,
-            dataset=cast("torch.utils.data.Dataset[object]", self._dataset),
+            dataset=cast("torch.utils.data.Dataset[object]", self._roots["dataset"]),
         )

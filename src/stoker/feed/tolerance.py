@@ -39,17 +39,10 @@ def check_on_error(dataset: object, on_error: OnError, *, is_map_style: bool) ->
 
 @dataclass(frozen=True, slots=True)
 class ToleratedBatch:
-    """A batch with its bad samples, on its way to the loop.
-
-    Attributes:
-        worker: The number of the one that made it; -1: it is not known.
-        host: Its host; empty: this one.
-    """
+    """A batch with its bad samples, on its way to the loop."""
 
     batch: object
     bad: tuple[BadSample, ...]
-    worker: int = -1
-    host: str = ""
 
     def pin_memory(self) -> "ToleratedBatch":
         """Returns it with its batch pinned, as torch does with a batch."""
@@ -93,27 +86,21 @@ class TolerantFetcher:
 
     def fetch(self, index: object) -> object:
         self.bad = ()
-        samples = self._all_at_once(index)
-        if samples is None:
-            made = self._one_by_one(cast("list[object]", index) if self._is_batched else [index])
-            samples = made if self._is_batched else made[0]
+        samples = self._batch(index) if self._is_batched else self._one_by_one([index])[0]
         self._note(NO_SAMPLE)
         return self._collate_fn(samples)
 
-    def _all_at_once(self, indices: object) -> object:
-        """Returns what one call makes; None: there is none, or it raises."""
-        if self._many is None:
-            return None
-        try:
-            self._note(NO_SAMPLE)
-            samples = self._many(indices)
-            # A generator raises as it is iterated over, which is not the collate function's fault.
-            return list(samples) if isinstance(samples, Iterator) else samples
-        except Exception:
-            # Of a slice, for one, no samples are known.
-            if self._on_error == "raise" or not isinstance(indices, Iterable):
-                raise
-            return None
+    def _batch(self, indices: object) -> object:
+        if self._many is not None:
+            try:
+                samples = self._many(indices)
+                # A generator raises as it is iterated over, which is not the collate function's
+                # fault.
+                return list(samples) if isinstance(samples, Iterator) else samples
+            except Exception:
+                if self._on_error == "raise":
+                    raise
+        return self._one_by_one(cast("list[object]", indices))
 
     def _one_by_one(self, indices: Iterable[object]) -> list[object]:
         good: list[object] = []

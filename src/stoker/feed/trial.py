@@ -100,17 +100,15 @@ def difference(one: object, other: object, path: str = "batch", *, depth: int = 
     Structures, types, shapes, texts, bools and integers are compared exactly, values of 8 bits
     within 2, floats within 1 % of the range of their leaf.
     """
-    if type(one) is not type(other):
-        return f"{path}: {_shown(one)} there, {_shown(other)} here"
-    if hasattr(one, "dtype") or isinstance(one, str | bytes | int | float | None):
-        if _are_equal(_plain(one), _plain(other)):
+    is_leaf = hasattr(one, "dtype") or isinstance(one, str | bytes | int | float | None)
+    if type(one) is not type(other) or is_leaf:
+        if type(one) is type(other) and _are_equal(_plain(one), _plain(other)):
             return ""
         there, here = _shown(one), _shown(other)
         return f"{path}: {f'{there} there, {here} here' if there != here else 'other values'}"
     theirs, ours = _parts(one), _parts(other)
     if list(theirs) != list(ours):
-        key = next(iter(theirs.keys() ^ ours.keys()), "order")
-        return f"{path}[{key!r}]: other keys, or another length"
+        return f"{path}: other keys, or another length"
     # Objects may refer to each other in a circle.
     for key, part in theirs.items() if depth < _MAX_DEPTH else ():
         if found := difference(part, ours[key], f"{path}[{key!r}]", depth=depth + 1):

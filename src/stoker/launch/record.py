@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from stoker.errors import UsageError
-from stoker.feed.bad_samples import join_files
+from stoker.feed.bad_samples import FILE, join_lists
 from stoker.feed.rank_reports import all_batches, counted_steps, why_unfed
 from stoker.feed.step_times import read_timelines
 from stoker.figures.measured import measure
@@ -155,7 +155,8 @@ def _record(
         ),
         # Ranks of other hosts report theirs; without a data group nobody reports.
         bad_samples=max(
-            join_files(output), sum(report.bad_samples for report in progress.values())
+            join_lists([output], output / FILE),
+            sum(report.bad_samples for report in progress.values()),
         ),
         job=Job(platform=platform_name(topology, run.environ), name=settings.run_id),
     )

@@ -6,7 +6,6 @@ outcome. `HostTable` decides what the states mean: a host that is silent for `fe
 lost. Pure: the clock is a parameter, nothing is sent.
 """
 
-import contextlib
 import math
 import threading
 import time
@@ -21,10 +20,7 @@ from stoker.errors import PlatformError, ProtocolError
 from stoker.failure_reasons import says_peer_is_gone
 from stoker.feed.engine.crypto import (
     HEARTBEAT_TIMEOUT_SECONDS,
-    AllowList,
-    HandshakeGuard,
-    RejectionLog,
-    secure_server,
+    ControlServer,
 )
 from stoker.feed.engine.run_messages import (
     PROTOCOL_VERSION,
@@ -54,7 +50,6 @@ _EVENTS: dict[HostStatus, EventName] = {
     "lost": EventName.HOST_LOST,
     "absent": EventName.HOST_LOST,
 }
-_Socket = zmq.Socket[bytes]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,24 +222,19 @@ class RunServer:
         keys = self._run.keys
         if keys is None:
             return
-        context: zmq.Context[_Socket] = zmq.Context()
-        allow_list = AllowList(context, keys)
-        socket = context.socket(zmq.ROUTER)
-        # Connections end with their processes.
-        secure_server(socket, keys, silence_seconds=2 * HEARTBEAT_TIMEOUT_SECONDS)
         endpoint = f"tcp://{self._run.listen_address}:{self._port}"
+        silence = 2 * HEARTBEAT_TIMEOUT_SECONDS
         try:
-            socket.bind(endpoint)
+            # Connections end with their processes.
+            server = ControlServer(keys, self._run.log, endpoint=endpoint, silence_seconds=silence)
         except zmq.ZMQError as err:
-            allow_list.close()
-            context.destroy(linger=0)
             raise PlatformError(
                 f"the run's server cannot listen: {err}",
                 where=endpoint,
                 fix="stop the program that uses the port, or set feed.port",
             ) from None
         self._thread = threading.Thread(
-            target=self._serve, args=(context, socket, allow_list), name="run-server", daemon=True
+            target=self._serve, args=(server,), name="run-server", daemon=True
         )
         self._thread.start()
 
@@ -263,29 +253,20 @@ class RunServer:
         """Keeps an event for the record."""
         self.events.append(Event(when=now_utc(), what=what, host=host))
 
-    def _serve(
-        self, context: "zmq.Context[_Socket]", socket: _Socket, allow_list: AllowList
-    ) -> None:
-        rejections = RejectionLog(self._run.log, port=self._port)
-        guard = HandshakeGuard(socket, rejections, port=self._port, allow_list=allow_list)
+    def _serve(self, server: ControlServer) -> None:
         poller = zmq.Poller()
-        for source in (socket, allow_list.socket, guard.monitor):
+        for source in server.sources:
             poller.register(source, zmq.POLLIN)
         try:
             while not self._is_done():
-                ready = dict(poller.poll(_POLL_MS))
-                guard.handle(ready, time.monotonic())
-                self._turn(socket, guard)
-                guard.tick(time.monotonic())
+                server.handle(dict(poller.poll(_POLL_MS)), time.monotonic())
+                self._turn(server)
+                server.tick(time.monotonic())
         except Exception as err:  # at the edge of a thread, for which the run must not wait
             self._fail(failed(self._run.topology.host, f"the run's server: {err!r}"))
         finally:
-            guard.close()
             # For the last states to be sent.
-            socket.linger = 500
-            socket.close()
-            allow_list.close()
-            context.term()
+            server.close(linger_seconds=0.5)
 
     def _is_done(self) -> bool:
         is_told = self._said.outcome is None or not self.hosts.names(
@@ -293,22 +274,21 @@ class RunServer:
         )
         return time.monotonic() > self._close_by or (self._close_by < math.inf and is_told)
 
-    def _turn(self, socket: _Socket, guard: HandshakeGuard) -> None:
+    def _turn(self, server: ControlServer) -> None:
         # Why whom to answer may not take part; empty: it may.
         asking: dict[bytes, str] = {}
         # Before leases are looked at: what came while this process stood still counts.
-        while socket.poll(0):
-            frames = socket.recv_multipart(copy=False)
-            guard.note_proved(frames[-1])
-            asking[frames[0].bytes] = self._hear(frames[-1].bytes)
+        for sender, packed in server.receive():
+            asking[sender] = refusal = self._hear(packed)
+            if refusal:
+                # A line in a minute, however many there are.
+                server.rejections.add("a process of this run", refusal)
         for change in self.hosts.look(time.monotonic()):
             self._note(change)
         self.state = self.hosts.run_state(self._said)
         for sender, refusal in asking.items():
-            answer = RunState(refusal=refusal) if refusal else self.state
             # Dropped without its connection: leases decide who is lost.
-            with contextlib.suppress(zmq.Again):
-                socket.send_multipart([sender, pack(answer)], zmq.NOBLOCK)
+            server.send(sender, pack(RunState(refusal=refusal) if refusal else self.state))
 
     def _hear(self, packed: bytes) -> str:
         """Takes a message; returns why its sender may not take part."""
@@ -319,7 +299,6 @@ class RunServer:
         except ProtocolError as err:
             refusal = err.what
         if refusal:
-            self._run.log.event(EventName.MESSAGE_REFUSED, reason=refusal)
             return f"{refusal}: use one image on all hosts"
         if isinstance(message, HostState):
             self.hosts.hear(message, time.monotonic())

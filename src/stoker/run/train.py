@@ -28,7 +28,7 @@ from stoker.errors import (
 )
 from stoker.failure_reasons import said_in
 from stoker.feed.bad_samples import FILE as BAD_SAMPLES_FILE
-from stoker.feed.bad_samples import join_lists_of_hosts
+from stoker.feed.bad_samples import join_lists
 from stoker.host.processes import git_state
 from stoker.logs import now_utc
 from stoker.platforms import platform_named
@@ -547,6 +547,6 @@ def _with_files(leader: Training | None, folder: Path, run_dir: Path) -> Trainin
             shutil.copyfile(folder / original, run_dir / name)
     # In SageMaker's archive they are below the leader's, on this machine apart.
     others = run_dir.glob("hosts/*/output/data/stoker")
-    num_listed = join_lists_of_hosts({folder, *others}, run_dir / BAD_SAMPLES_FILE)
+    num_listed = join_lists({folder, *others}, run_dir / BAD_SAMPLES_FILE)
     # Without data hosts the other hosts do not tell the leader theirs.
     return leader and structs.replace(leader, bad_samples=max(num_listed, leader.bad_samples))

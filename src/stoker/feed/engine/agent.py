@@ -12,9 +12,9 @@ import time
 import zmq
 
 from stoker.errors import FeedError, ProtocolError, UsageError
-from stoker.feed.engine import crypto
 from stoker.feed.engine import run_messages as messages
 from stoker.feed.engine.batch_port import BatchPort
+from stoker.feed.engine.crypto import ControlServer, Keys
 from stoker.feed.engine.hosting import Attach, Hosting
 from stoker.feed.engine.raised import pack_error
 from stoker.feed.engine.records import new_key
@@ -24,9 +24,8 @@ from stoker.logs import EventName, Log
 # Sessions are probed this often, to notice that a trainer is gone.
 PROBE_SECONDS = 10.0
 TICK_SECONDS = 1.0
-_MAX_MESSAGES_A_TURN = 100
 # After the end, for the last answers.
-_LINGER_MILLISECONDS = 2000
+_LINGER_SECONDS = 2.0
 
 _unpack = messages.Unpacker(messages.ToAgent)
 
@@ -38,7 +37,7 @@ class Agent:
     """
 
     def __init__(
-        self, keys: crypto.Keys, log: Log, *, host: str, bind: str, port: int | None, workers: int
+        self, keys: Keys, log: Log, *, host: str, bind: str, port: int | None, workers: int
     ) -> None:
         self._log = log
         self._host = host
@@ -50,31 +49,17 @@ class Agent:
         with contextlib.ExitStack() as closing:
             self._hosting = Hosting(host=host, log=log, tell=self._tell, invite=self._invite)
             closing.callback(self._hosting.close)
-            context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-            closing.callback(context.destroy, linger=_LINGER_MILLISECONDS)
-            with without_preempting():
-                # The first socket starts libzmq's threads.
-                self._allow = crypto.AllowList(context, keys)
-            self._router = router = context.socket(zmq.ROUTER)
-            # Else zmq silently drops messages for a peer that is gone; with it, `send` fails.
-            router.router_mandatory = True
-            # Before it is bound: nobody connects without the run's keys.
-            crypto.secure_server(router, keys)
             try:
-                router.bind(f"tcp://{bind}:{port or '*'}")
+                self._server = ControlServer(keys, log, endpoint=f"tcp://{bind}:{port or '*'}")
             except zmq.ZMQError as err:
                 raise UsageError(
                     f"port {port} cannot be bound: {err.strerror}",
                     where=f"host {host}",
                     fix="set feed.port to a free port of every host",
                 ) from None
+            closing.callback(self._server.close, linger_seconds=_LINGER_SECONDS)
             # Without a number the system has chosen both ports.
-            self.port = int(router.get_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
-            self._rejections = crypto.RejectionLog(log, port=self.port)
-            self._guard = crypto.HandshakeGuard(
-                router, self._rejections, port=self.port, allow_list=self._allow
-            )
-            closing.callback(self._guard.close)
+            self.port = self._server.port
             next_port = port + 1 if port else 0
             self._batches = BatchPort(bind=bind, port=next_port, where=f"host {host}", log=log)
             closing.callback(self._batches.close)
@@ -91,7 +76,7 @@ class Agent:
         finally:
             # Ends processes, closes sockets.
             self._closing.close()
-            self._log.event(EventName.AGENT_ENDED, workers=self._hosting.num_started)
+            self._log.event(EventName.AGENT_ENDED)
 
     def stop(self) -> None:
         """Ends `run` at once. Any thread or signal handler may call it, also twice."""
@@ -100,19 +85,23 @@ class Agent:
 
     def _turn(self) -> None:
         poller = zmq.Poller()
-        sources = (self._router, self._guard.monitor, self._allow.socket, self._wake_fd)
-        for source in (*sources, *self._hosting.filenos(), *self._batches.filenos()):
+        filenos = (*self._hosting.filenos(), *self._batches.filenos())
+        for source in (*self._server.sources, self._wake_fd, *filenos):
             poller.register(source, zmq.POLLIN)
         ready: dict[object, int] = dict(poller.poll(int(TICK_SECONDS * 1000)))
         now = time.monotonic()
-        self._guard.handle(ready, now)
-        if self._router in ready:
-            self._receive()
+        self._server.handle(ready, now)
+        for identity, packed in self._server.receive():
+            try:
+                self._take(identity, _unpack(packed))
+            # Only this message is refused: its peer has the token, so this is a bug, not an attack.
+            except ProtocolError as err:
+                self._server.rejections.add("a process of this run", str(err))
         self._batches.handle(ready, now)
         self._hosting.handle(ready)
         if now >= self._tick_at:
             self._tick_at = now + TICK_SECONDS
-            self._guard.tick(now)
+            self._server.tick(now)
             self._batches.tick(now)
         if now >= self._probe_at:
             self._probe_at = now + PROBE_SECONDS
@@ -123,25 +112,11 @@ class Agent:
 
     # ---- trainers
 
-    def _receive(self) -> None:
-        # A limit, so that processes and batches have their turn.
-        for _ in range(_MAX_MESSAGES_A_TURN):
-            try:
-                identity, packed = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
-            except zmq.Again:
-                return
-            self._guard.note_proved(identity)
-            try:
-                self._take(identity.bytes, _unpack(packed.bytes))
-            # Only this message is refused: its peer has the token, so this is a bug, not an attack.
-            except ProtocolError as err:
-                self._rejections.add("a process of this run", str(err))
-
     def _take(self, identity: bytes, message: messages.Message) -> None:
         match message:
             case messages.Open(host=host) if host != self._host:
                 # This host now has the address of another one.
-                self._answer(identity, messages.WrongHost(host=self._host))
+                self._server.send(identity, messages.pack(messages.WrongHost(host=self._host)))
             case messages.Open(session=name, dataset=dataset, python=python):
                 if name not in self._sessions:
                     self._log.event(EventName.SESSION_OPENED, session=name)
@@ -180,11 +155,5 @@ class Agent:
 
     def _tell(self, name: str, message: messages.Message) -> bool:
         """Sends a message to a session's trainer; returns whether it is connected."""
-        return name in self._sessions and self._answer(self._sessions[name], message)
-
-    def _answer(self, identity: bytes, message: messages.Message) -> bool:
-        try:
-            self._router.send_multipart([identity, messages.pack(message)], zmq.NOBLOCK)
-        except zmq.ZMQError:
-            return False
-        return True
+        identity = self._sessions.get(name)
+        return identity is not None and self._server.send(identity, messages.pack(message))

@@ -6,11 +6,11 @@ never parsed; at most 32 of them are read, within 10 s. The socket is then passe
 process that it leads to.
 """
 
+import contextlib
 import hmac
 import secrets
 import socket
 from collections.abc import Callable, Container
-from dataclasses import dataclass, field
 
 from stoker.errors import UsageError
 from stoker.feed.engine.crypto import HANDSHAKE_SECONDS, MAX_WAITING, RejectionLog
@@ -23,16 +23,6 @@ _MAX_ACCEPTED_A_TURN = 100
 
 # Takes the connection of the trainer that had the ticket.
 Attach = Callable[[socket.socket], None]
-
-
-@dataclass(slots=True)
-class _Stranger:
-    """A connection whose ticket has not come yet."""
-
-    connection: socket.socket
-    address: str
-    since: float
-    sent: bytearray = field(default_factory=bytearray)
 
 
 class BatchPort:
@@ -56,14 +46,12 @@ class BatchPort:
         self._listener.setblocking(False)
         self.port = int(self._listener.getsockname()[1])
         self._rejections = RejectionLog(log, port=self.port)
-        # The oldest first.
-        self._waiting: dict[int, _Stranger] = {}
+        # Connection, address and time, by descriptor; the oldest first.
+        self._waiting: dict[int, tuple[socket.socket, str, float]] = {}
         self._tickets: dict[bytes, tuple[float, Attach]] = {}
-        self._is_full = False
 
     def filenos(self) -> list[int]:
-        listener = [] if self._is_full else [self._listener.fileno()]
-        return [*self._waiting, *listener]
+        return [*self._waiting, self._listener.fileno()]
 
     def ticket_for(self, attach: Attach, *, now: float) -> bytes:
         """Returns a ticket, for one connection."""
@@ -79,9 +67,8 @@ class BatchPort:
 
     def tick(self, now: float) -> None:
         """Closes unauthenticated connections and voids tickets after their time; once a second."""
-        self._is_full = False
-        for fileno, stranger in list(self._waiting.items()):
-            if now - stranger.since > HANDSHAKE_SECONDS:
+        for fileno, (_, _, since) in list(self._waiting.items()):
+            if now - since > HANDSHAKE_SECONDS:
                 self._reject(fileno, "no ticket in time")
         tickets = self._tickets.items()
         self._tickets = {key: each for key, each in tickets if now - each[0] <= _TICKET_SECONDS}
@@ -89,50 +76,37 @@ class BatchPort:
 
     def close(self) -> None:
         self._listener.close()
-        for stranger in self._waiting.values():
-            stranger.connection.close()
-        self._waiting.clear()
+        for connection, _, _ in self._waiting.values():
+            connection.close()
 
     def _accept(self, now: float) -> None:
         for _ in range(_MAX_ACCEPTED_A_TURN):
             try:
                 connection, address = self._listener.accept()
-            except BlockingIOError:
-                return
             except OSError:
-                # No more open files, say. Not polled until the next tick: it would be ready again
-                # at once.
-                self._is_full = True
                 return
             connection.setblocking(False)
-            self._waiting[connection.fileno()] = _Stranger(connection, str(address[0]), now)
+            # It is ready to be read once all of a ticket is there.
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, TICKET_BYTES)
+            self._waiting[connection.fileno()] = (connection, str(address[0]), now)
             if len(self._waiting) > MAX_WAITING:
                 # Trainers send their ticket at once, so the oldest is not one.
                 self._reject(next(iter(self._waiting)), f"more than {MAX_WAITING} at a time")
 
     def _read(self, fileno: int) -> None:
-        stranger = self._waiting[fileno]
-        try:
-            data = stranger.connection.recv(TICKET_BYTES - len(stranger.sent))
-        except BlockingIOError:
+        sent = b""
+        with contextlib.suppress(OSError):
+            sent = self._waiting[fileno][0].recv(TICKET_BYTES)
+        # All tickets, each in constant time: the duration reveals nothing.
+        equal = [ticket for ticket in self._tickets if hmac.compare_digest(ticket, sent)]
+        if not equal:
+            self._reject(fileno, "no ticket of this run")
             return
-        except OSError:
-            data = b""
-        stranger.sent += data
-        if not data:
-            self._reject(fileno, "closed without a ticket")
-        elif len(stranger.sent) == TICKET_BYTES:
-            # All tickets, each in constant time: the duration reveals nothing.
-            sent = bytes(stranger.sent)
-            equal = [ticket for ticket in self._tickets if hmac.compare_digest(ticket, sent)]
-            if not equal:
-                self._reject(fileno, "no ticket of this run")
-                return
-            _, attach = self._tickets.pop(equal[0])
-            with self._waiting.pop(fileno).connection as connection:
-                attach(connection)
+        _, attach = self._tickets.pop(equal[0])
+        with self._waiting.pop(fileno)[0] as connection:
+            attach(connection)
 
     def _reject(self, fileno: int, reason: str) -> None:
-        stranger = self._waiting.pop(fileno)
-        stranger.connection.close()
-        self._rejections.add(stranger.address, reason)
+        connection, address, _ = self._waiting.pop(fileno)
+        connection.close()
+        self._rejections.add(address, reason)

@@ -3,15 +3,13 @@
 `encode` pickles by protocol 5 and takes the memory of dense CPU tensors and of NumPy arrays out of
 the pickle as *leaves*. They follow as the payload, each at a multiple of 64 bytes. `decode` makes
 tensors and arrays that are views of one block. Strides of dense tensors stay (channels last);
-others become contiguous. An object that occurs twice is one object again, and a view of a tensor
-behind it is that again. Whatever else a batch has (sparse tensors, objects of the script) is
-pickled as usual.
+others become contiguous. An object that occurs twice is one object again; two views of a tensor
+arrive apart. Whatever else a batch has (sparse tensors, objects of the script) is pickled as usual.
 """
 
 import io
 import pickle
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -23,25 +21,8 @@ from stoker.feed.engine.raised import SCRIPT_NAMES, NamingPickler
 Bytes = npt.NDArray[np.uint8]
 
 
-@dataclass(frozen=True, slots=True)
-class EncodedBatch:
-    """A batch to be sent.
-
-    Attributes:
-        pickled: The batch without its leaves.
-        leaves: The memory of each leaf; it is read when it is sent.
-    """
-
-    pickled: bytes
-    leaves: tuple[memoryview, ...]
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        return tuple(leaf.nbytes for leaf in self.leaves)
-
-
-def encode(batch: object) -> EncodedBatch:
-    """Returns a batch as bytes, without a copy of its leaves.
+def encode(batch: object) -> tuple[bytes, list[memoryview]]:
+    """Returns a batch's pickle, and the memory of its leaves, which is read when it is sent.
 
     Raises:
         Exception: What pickling the batch raises.
@@ -53,59 +34,41 @@ def encode(batch: object) -> EncodedBatch:
 
     file = io.BytesIO()
     BatchPickler(file, protocol=5, buffer_callback=take).dump(batch)
-    return EncodedBatch(file.getvalue(), tuple(leaves))
+    return file.getvalue(), leaves
 
 
 class BatchPickler(NamingPickler):
     """Pickler of batches."""
 
-    def __init__(self, *arguments: object, **words: object) -> None:
-        super().__init__(*arguments, **words)  # type: ignore[arg-type]
-        # Tensors that are all of their memory, by its address.
-        self._wholes: dict[int, torch.Tensor] = {}
-
     # typeshed's type of it has Any.
     def reducer_override(self, value: object) -> object:  # type: ignore[override]
         if type(value) is torch.Tensor:
             if _is_plain(value):
-                return self._tensor(value)
+                return _reduced(value)
         elif type(value).__module__ in SCRIPT_NAMES and "__slots__" in vars(type(value)):
             return _slotted(value)
         return super().reducer_override(value)
 
-    def _tensor(self, tensor: torch.Tensor) -> tuple[object, ...]:
-        storage = tensor.untyped_storage()
-        whole = self._wholes.get(storage.data_ptr())
-        if whole is not None:
-            place = (tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
-            return (view_of, (whole, tensor.dtype, *place))
-        dense = tensor
-        if not _is_dense(tensor):
-            dense = tensor.contiguous()
-        elif 0 < tensor.nbytes == storage.nbytes():
-            self._wholes[storage.data_ptr()] = tensor
-        flat = dense.as_strided((dense.numel(),), (1,))
-        memory = pickle.PickleBuffer(flat.view(torch.uint8).numpy().data)
-        return (tensor_of, (memory, dense.dtype, tuple(dense.shape), dense.stride()))
+
+def _reduced(tensor: torch.Tensor) -> tuple[object, ...]:
+    dense = tensor if _is_dense(tensor) else tensor.contiguous()
+    flat = dense.as_strided((dense.numel(),), (1,))
+    memory = pickle.PickleBuffer(flat.view(torch.uint8).numpy().data)
+    return (tensor_of, (memory, dense.dtype, tuple(dense.shape), dense.stride()))
 
 
 def _slotted(value: object) -> object:
     """Returns the reduction of an object of a class of the script with slots.
 
-    The class that cloudpickle makes again has attributes beside its slots.
+    The class that cloudpickle makes again keeps the slots' values in attributes, too.
     """
     reduction = value.__reduce_ex__(5)
     is_usual = not hasattr(type(value), "__setstate__")
     if not is_usual or not isinstance(reduction, tuple) or not isinstance(reduction[2], tuple):
         return NotImplemented
-    return (*reduction[:3], None, None, set_slots)
-
-
-def set_slots(value: object, state: tuple[dict[str, object] | None, dict[str, object]]) -> None:
-    """Sets the attributes of an object; pickles name this function."""
-    for attributes in state:
-        for name, attribute in (attributes or {}).items():
-            object.__setattr__(value, name, attribute)
+    attributes, slots = reduction[2]
+    others = {name: value for name, value in (attributes or {}).items() if name not in slots}
+    return (*reduction[:2], (others or None, slots))
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
@@ -148,9 +111,6 @@ class TensorMemory(np.ndarray):  # type: ignore[explicit-any]
 
     tensor: torch.Tensor
 
-    def part(self, start: int, end: int) -> "TensorMemory":
-        return TensorMemory.of(self.tensor[start:end])
-
     @classmethod
     def of(cls, tensor: torch.Tensor) -> "TensorMemory":
         memory = tensor.numpy().view(cls)
@@ -160,10 +120,10 @@ class TensorMemory(np.ndarray):  # type: ignore[explicit-any]
 
 def parts_of(block: Bytes, offsets: Sequence[int], sizes: Sequence[int]) -> list[Bytes]:
     """Returns the leaves of a payload."""
-    places = zip(offsets, sizes, strict=True)
+    places = [slice(at, at + size) for at, size in zip(offsets, sizes, strict=True)]
     if isinstance(block, TensorMemory):
-        return [block.part(at, at + size) for at, size in places]
-    return [block[at : at + size] for at, size in places]
+        return [TensorMemory.of(block.tensor[place]) for place in places]
+    return [block[place] for place in places]
 
 
 def tensor_of(
@@ -178,19 +138,6 @@ def tensor_of(
         # torch.frombuffer refuses no bytes.
         flat = torch.empty(0, dtype=dtype)
     return flat.as_strided(shape, strides)
-
-
-def view_of(
-    whole: torch.Tensor,
-    dtype: torch.dtype,
-    shape: tuple[int, ...],
-    strides: tuple[int, ...],
-    offset: int,
-) -> torch.Tensor:
-    """Returns a tensor in the memory of another one; pickles name this function."""
-    first = whole.storage_offset() * whole.itemsize // dtype.itemsize
-    view = torch.empty(0, dtype=dtype)
-    return view.set_(whole.untyped_storage(), first + offset, shape, strides)
 
 
 def decode(pickled: bytes, leaves: Sequence[Bytes], *, accept_pickles: bool = True) -> object:
@@ -210,7 +157,7 @@ def decode(pickled: bytes, leaves: Sequence[Bytes], *, accept_pickles: bool = Tr
 
 
 _ALLOWED: dict[str, set[str]] = {
-    __name__: {"tensor_of", "view_of"},
+    __name__: {"tensor_of"},
     "builtins": {"set", "frozenset", "complex", "bytearray", "slice", "range"},
     "collections": {"OrderedDict", "deque", "defaultdict"},
     "torch": {"Size"},

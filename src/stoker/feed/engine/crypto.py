@@ -13,14 +13,15 @@ import hashlib
 import hmac
 import socket
 import struct
-from collections.abc import Collection
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import zmq
 from zmq.utils import z85
 
 from stoker.errors import UsageError
+from stoker.host.machine import without_preempting
 from stoker.logs import EventName, Log
 
 TOKEN_BYTES = 32
@@ -33,8 +34,12 @@ HEARTBEAT_TIMEOUT_SECONDS = 15.0
 # Largest frame at a server's port: an unauthenticated peer can make it hold that much.
 MAX_CONTROL_BYTES = 256 << 10
 
+Socket = zmq.Socket[bytes]
+
 _ZAP_ENDPOINT = "inproc://zeromq.zap.01"
 _ZAP_DOMAIN = b"stoker"
+# A limit, so that others have their turn.
+_MAX_MESSAGES_A_TURN = 100
 # Each takes at most a frame of MAX_CONTROL_BYTES and libzmq's buffers: less than 64 MiB in total.
 MAX_WAITING = 128
 _LOG_SECONDS = 60.0
@@ -67,7 +72,7 @@ class Keys:
         )
 
 
-def read_event(monitor: "zmq.Socket[bytes]") -> tuple[int, int]:
+def read_event(monitor: Socket) -> tuple[int, int]:
     """Returns a monitor's next event and its value; raises zmq.Again if there is none."""
     # zmq.utils.monitor would import asyncio: 25 ms, a seventh of the start of each launcher.
     packed, _ = monitor.recv_multipart(zmq.NOBLOCK)
@@ -90,23 +95,7 @@ def read_token(path: Path | str) -> bytes:
     raise UsageError(what, where=str(path), fix=fix)
 
 
-def secure_server(
-    socket: "zmq.Socket[bytes]",
-    keys: Keys,
-    *,
-    max_message_bytes: int = MAX_CONTROL_BYTES,
-    silence_seconds: float = HEARTBEAT_TIMEOUT_SECONDS,
-) -> None:
-    """Makes `socket` a CURVE server; call it before `bind`, with an AllowList in its context."""
-    _limit(socket, max_message_bytes)
-    socket.heartbeat_timeout = round(silence_seconds * 1000)
-    socket.curve_server = True
-    socket.curve_publickey = keys.server_public
-    socket.curve_secretkey = keys.server_secret
-    socket.zap_domain = _ZAP_DOMAIN
-
-
-def secure_client(socket: "zmq.Socket[bytes]", keys: Keys, *, max_message_bytes: int = -1) -> None:
+def secure_client(socket: Socket, keys: Keys, *, max_message_bytes: int = -1) -> None:
     """Makes `socket` a CURVE client of the run's servers; call it before `connect`."""
     _limit(socket, max_message_bytes)
     socket.curve_serverkey = keys.server_public
@@ -114,37 +103,7 @@ def secure_client(socket: "zmq.Socket[bytes]", keys: Keys, *, max_message_bytes:
     socket.curve_secretkey = keys.client_secret
 
 
-class AllowList:
-    """Accepts the run's client key only; one per context, made before its servers bind.
-
-    The owner polls `socket` and calls `handle` when it is readable: no new connection to a server
-    of the context is established before.
-    """
-
-    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", keys: Keys) -> None:
-        self._allowed = z85.decode(keys.client_public)
-        self.socket = context.socket(zmq.REP)
-        self.socket.linger = 0
-        self.socket.bind(_ZAP_ENDPOINT)
-
-    def handle(self) -> None:
-        with contextlib.suppress(zmq.Again):
-            while True:
-                frames = self.socket.recv_multipart(zmq.NOBLOCK)
-                self.socket.send_multipart(self._answer(frames))
-
-    def close(self) -> None:
-        self.socket.close()
-
-    def _answer(self, frames: list[bytes]) -> list[bytes]:
-        # ZeroMQ's RFC 27 (ZAP): version, request id, domain, address, routing id, mechanism, key.
-        request = frames[1]
-        if frames[5] == b"CURVE" and hmac.compare_digest(frames[6], self._allowed):
-            return [b"1.0", request, b"200", b"OK", b"run", b""]
-        return [b"1.0", request, b"400", b"not of this run", b"", b""]
-
-
-def _limit(socket: "zmq.Socket[bytes]", max_message_bytes: int) -> None:
+def _limit(socket: Socket, max_message_bytes: int) -> None:
     socket.linger = 0
     socket.ipv6 = True
     # libzmq closes the connection before it allocates memory for a longer message.
@@ -152,10 +111,6 @@ def _limit(socket: "zmq.Socket[bytes]", max_message_bytes: int) -> None:
     socket.handshake_ivl = round(HANDSHAKE_SECONDS * 1000)
     socket.heartbeat_ivl = round(HEARTBEAT_SECONDS * 1000)
     socket.heartbeat_timeout = round(HEARTBEAT_TIMEOUT_SECONDS * 1000)
-    socket.tcp_keepalive = 1
-    socket.tcp_keepalive_idle = 10
-    socket.tcp_keepalive_intvl = 5
-    socket.tcp_keepalive_cnt = 3
 
 
 def derive(secret: bytes, *, info: bytes) -> bytes:
@@ -193,69 +148,117 @@ class RejectionLog:
             self._silent_until = now + _LOG_SECONDS
 
 
-@dataclass(eq=False)
-class HandshakeGuard:
-    """Bounds the connections to a CURVE server that are in their handshake.
+class ControlServer:
+    """A server's end of control connections, which hears only peers with the run's token.
 
     libzmq bounds a handshake's time and frames, but not the number of handshakes. Its monitor
     reports connections by their descriptors, and each message has the descriptor that it came over.
-    To be closed before its server.
+
+    Attributes:
+        sources: What to poll for reading; `handle` and then `receive` take what is ready.
     """
 
-    server: "zmq.Socket[bytes]"
-    log: RejectionLog
-    port: int
-    allow_list: AllowList
-    # Time and address, by descriptor; the oldest first.
-    _waiting: dict[int, tuple[float, str]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        monitor: zmq.Socket[bytes] = self.server.get_monitor_socket(_ACCEPTED | _ENDED)
-        self.monitor = monitor
+    def __init__(
+        self,
+        keys: Keys,
+        log: Log,
+        *,
+        endpoint: str,
+        silence_seconds: float = HEARTBEAT_TIMEOUT_SECONDS,
+    ) -> None:
+        """Listens at `endpoint`; raises zmq.ZMQError if it cannot."""
+        self._client = z85.decode(keys.client_public)
+        # Time and address, by descriptor; the oldest first.
+        self._waiting: dict[int, tuple[float, str]] = {}
+        self._context: zmq.Context[Socket] = zmq.Context()
+        with contextlib.ExitStack() as closing:
+            closing.callback(self._context.destroy, linger=0)
+            with without_preempting():
+                # The first socket starts libzmq's threads.
+                self._asked = self._context.socket(zmq.REP)
+            self._asked.bind(_ZAP_ENDPOINT)
+            self._router = router = self._context.socket(zmq.ROUTER)
+            # Else zmq silently drops messages for a peer that is gone; with it, `send` fails.
+            router.router_mandatory = True
+            # Before it is bound: nobody connects without the run's keys.
+            _limit(router, MAX_CONTROL_BYTES)
+            router.heartbeat_timeout = round(silence_seconds * 1000)
+            router.curve_server = True
+            router.curve_publickey = keys.server_public
+            router.curve_secretkey = keys.server_secret
+            router.zap_domain = _ZAP_DOMAIN
+            router.bind(endpoint)
+            closing.pop_all()
+        self.port = int(router.get_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
+        self.rejections = RejectionLog(log, port=self.port)
+        self._monitor: Socket = router.get_monitor_socket(_ACCEPTED | _ENDED)
+        self.sources = (router, self._asked, self._monitor)
 
     def handle(self, ready: Collection[object], now: float) -> None:
-        """Answers handshakes, rejects the oldest beyond MAX_WAITING; call it before receiving."""
-        is_asked = self.allow_list.socket in ready
+        """Answers handshakes, and rejects the oldest beyond MAX_WAITING."""
+        is_asked = self._asked in ready
         # First: libzmq suspends a handshake until the key is allowed or not.
         if is_asked:
-            self.allow_list.handle()
+            with contextlib.suppress(zmq.Again):
+                while True:
+                    self._asked.send_multipart(
+                        self._answer(self._asked.recv_multipart(zmq.NOBLOCK))
+                    )
         # A client that is allowed now may send in this turn: its event is there by now.
-        if not (is_asked or self.monitor in ready):
-            return
-        with contextlib.suppress(zmq.Again):
-            while True:
-                event, descriptor = read_event(self.monitor)
-                if event == _ACCEPTED:
-                    self._waiting[descriptor] = (now, self._address_of(descriptor))
-                elif descriptor in self._waiting:
-                    _, address = self._waiting.pop(descriptor)
-                    self.log.add(address, "no handshake with this run's token")
+        if is_asked or self._monitor in ready:
+            with contextlib.suppress(zmq.Again):
+                while True:
+                    self._note(*read_event(self._monitor), now)
         while len(self._waiting) > MAX_WAITING:
             oldest = next(iter(self._waiting))
             _, address = self._waiting.pop(oldest)
             if self._address_of(oldest, is_to_end=True):
-                self.log.add(address, f"more than {MAX_WAITING} handshakes at a time")
+                self.rejections.add(address, f"more than {MAX_WAITING} handshakes at a time")
 
-    def note_proved(self, frame: zmq.Frame) -> None:
-        """Notes that a connection is authenticated, as a message came by it.
+    def receive(self) -> Iterator[tuple[bytes, bytes]]:
+        """Yields the next messages, with who sent them."""
+        for _ in range(_MAX_MESSAGES_A_TURN):
+            try:
+                frames = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return
+            # It came, so its connection is authenticated.
+            self._waiting.pop(int(frames[0].get("__fd")), None)
+            yield frames[0].bytes, frames[-1].bytes
 
-        Args:
-            frame: Of the message; it knows its connection.
-        """
-        if self._waiting:
-            self._waiting.pop(int(frame.get("__fd")), None)
+    def send(self, receiver: bytes, packed: bytes) -> bool:
+        """Returns whether the receiver is still connected."""
+        try:
+            self._router.send_multipart([receiver, packed], zmq.NOBLOCK)
+        except zmq.ZMQError:
+            return False
+        return True
 
     def tick(self, now: float) -> None:
         for descriptor, (since, _) in list(self._waiting.items()):
             # After libzmq's own limit a connection has passed its handshake, but sent nothing yet.
             if now - since > HANDSHAKE_SECONDS + 2:
                 del self._waiting[descriptor]
-        self.log.tick(now)
+        self.rejections.tick(now)
 
-    def close(self) -> None:
-        with contextlib.suppress(zmq.ZMQError):
-            self.server.disable_monitor()
-        self.monitor.close(linger=0)
+    def close(self, *, linger_seconds: float = 0.0) -> None:
+        """Closes it, once what was sent has gone, or after so many seconds."""
+        self._router.disable_monitor()
+        self._context.destroy(linger=round(linger_seconds * 1000))
+
+    def _answer(self, frames: list[bytes]) -> list[bytes]:
+        # ZeroMQ's RFC 27 (ZAP): version, request id, domain, address, routing id, mechanism, key.
+        request = frames[1]
+        if frames[5] == b"CURVE" and hmac.compare_digest(frames[6], self._client):
+            return [b"1.0", request, b"200", b"OK", b"run", b""]
+        return [b"1.0", request, b"400", b"not of this run", b"", b""]
+
+    def _note(self, event: int, descriptor: int, now: float) -> None:
+        if event == _ACCEPTED:
+            self._waiting[descriptor] = (now, self._address_of(descriptor))
+        elif descriptor in self._waiting:
+            _, address = self._waiting.pop(descriptor)
+            self.rejections.add(address, "no handshake with this run's token")
 
     def _address_of(self, descriptor: int, *, is_to_end: bool = False) -> str:
         """Returns the peer's address; empty if it is no connection to this port any more."""

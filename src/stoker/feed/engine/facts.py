@@ -49,9 +49,10 @@ _OF_RANK = (
 )
 # Names of a module that Python sets, or that stand for another module's.
 _KEPT = ("__builtins__", "__cached__", "__doc__", "__file__", "__loader__", "__spec__")
-# Settings that are attributes: of modules that the script has imported.
-_ATTRIBUTES = {"LOAD_TRUNCATED_IMAGES": "PIL.ImageFile", "MAX_IMAGE_PIXELS": "PIL.Image"}
-_LOCALES = ("LC_COLLATE", "LC_CTYPE", "LC_MONETARY", "LC_NUMERIC", "LC_TIME")
+
+
+# Settings that are attributes of modules, which the script has imported.
+_ATTRIBUTES = {"PIL.ImageFile": "LOAD_TRUNCATED_IMAGES", "PIL.Image": "MAX_IMAGE_PIXELS"}
 
 
 class WorkerFacts(msgspec.Struct, frozen=True, array_like=True):
@@ -78,10 +79,9 @@ unpack_facts = msgspec.msgpack.Decoder(WorkerFacts).decode
 def script_facts() -> bytes:
     """Returns rank, settings and globals of this process, pickled, for `enter_rank`."""
     rank = {name: os.environ[name] for name in _OF_RANK if name in os.environ}
-    settings = {name: value for name, value in _settings().items() if _is_small(value)}
     file = io.BytesIO()
     pickle.dump((rank, group_here()), file)
-    LoaderPickler(file).dump((settings, _module_globals()))
+    LoaderPickler(file).dump((_settings(), _module_globals()))
     return file.getvalue()
 
 
@@ -92,13 +92,25 @@ def enter_rank(facts: WorkerFacts) -> None:
     rank, group = pickle.load(file)
     os.environ.update(rank)
     enter_group(group)
-    settings, values = cast(
-        "tuple[dict[str, object], dict[tuple[str, str], object]]", pickle.load(file)
-    )
-    _set(settings)
+    settings, values = pickle.load(file)
+    # As in torch's workers, unless worker_init_fn sets more.
+    torch.set_num_threads(1)
+    torch.set_default_dtype(settings["dtype"])
+    np.seterr(**settings["errors"])
+    decimal.setcontext(settings["decimal"])
+    csv.field_size_limit(settings["csv"])
+    cast("list[object]", warnings.filters)[:] = settings["warnings"]
+    warnings._filters_mutated()  # type: ignore[attr-defined]
+    # This host may lack a locale, or a library that is not needed here.
+    with contextlib.suppress(locale.Error):
+        locale.setlocale(locale.LC_ALL, settings["locale"])
+    with contextlib.suppress(ImportError):
+        if settings["cv2"] is not None:
+            importlib.import_module("cv2").setNumThreads(settings["cv2"])
     for (module, name), value in values.items():
-        if module in sys.modules:
-            vars(sys.modules[module])[name] = value
+        with contextlib.suppress(ImportError):
+            if module in sys.modules or module in _ATTRIBUTES:
+                setattr(importlib.import_module(module), name, value)
 
 
 def _module_globals() -> dict[tuple[str, str], object]:
@@ -118,6 +130,9 @@ def _module_globals() -> dict[tuple[str, str], object]:
             is_value = not (isinstance(value, ModuleType | type) or callable(value))
             if attribute not in _KEPT and is_value and _is_small(value):
                 values[name, attribute] = value
+    for name, attribute in _ATTRIBUTES.items():
+        if name in sys.modules:
+            values[name, attribute] = getattr(sys.modules[name], attribute)
     return values
 
 
@@ -129,52 +144,21 @@ def _is_small(value: object) -> bool:
     return False
 
 
-# ---- the ten settings
-
-
 def _settings() -> dict[str, object]:
-    values: dict[str, object] = {
+    """Returns the settings that have functions."""
+    cv2 = sys.modules.get("cv2")
+    threads = None if cv2 is None else cv2.getNumThreads()
+    # As many as CPUs: the default, which differs between hosts.
+    is_set = cv2 is not None and threads != cv2.getNumberOfCPUs()
+    return {
         "dtype": torch.get_default_dtype(),
         "errors": np.geterr(),
-        "warnings": list(warnings.filters),
+        "warnings": [*filter(_is_small, warnings.filters)],
         "decimal": decimal.getcontext().copy(),
         "csv": csv.field_size_limit(),
-        "locales": {name: locale.setlocale(getattr(locale, name)) for name in _LOCALES},
+        "locale": locale.setlocale(locale.LC_ALL),
+        "cv2": threads if is_set else None,
     }
-    for name, module in _ATTRIBUTES.items():
-        if module in sys.modules:
-            values[name] = getattr(sys.modules[module], name)
-    cv2 = sys.modules.get("cv2")
-    # As many as CPUs: the default, which differs between hosts.
-    if cv2 is not None and cv2.getNumThreads() != cv2.getNumberOfCPUs():
-        values["cv2"] = cv2.getNumThreads()
-    return values
-
-
-def _set(values: dict[str, object]) -> None:
-    # As in torch's workers, unless worker_init_fn sets more.
-    torch.set_num_threads(1)
-    torch.set_default_dtype(cast("torch.dtype", values["dtype"]))
-    np.seterr(**values["errors"])  # type: ignore[arg-type]
-    decimal.setcontext(cast("decimal.Context", values["decimal"]))
-    csv.field_size_limit(cast("int", values["csv"]))
-    # Those that pickle.
-    if "warnings" in values:
-        cast("list[object]", warnings.filters)[:] = cast("list[object]", values["warnings"])
-        warnings._filters_mutated()  # type: ignore[attr-defined]
-    for name, value in cast("dict[str, str]", values["locales"]).items():
-        try:
-            locale.setlocale(getattr(locale, name), value)
-        except locale.Error:
-            print(f"stoker: this host has no locale {value}", file=sys.stderr, flush=True)
-    for name, module in {**_ATTRIBUTES, "cv2": "cv2"}.items():
-        if name in values:
-            with contextlib.suppress(ImportError):
-                imported = importlib.import_module(module)
-                if name == "cv2":
-                    imported.setNumThreads(values[name])
-                else:
-                    setattr(imported, name, values[name])
 
 
 # ---- the process group

@@ -147,10 +147,10 @@ class Host:
                 max_packed_bytes=self.receiver.max_bytes,
             )
             if worker is not None:
-                connection.writer.write(worker.facts)
+                connection.write(worker.facts)
                 self.receiver.add(worker, connection)
             elif opening is not None:
-                connection.writer.write(b"", (memoryview(opening.spec.data),))
+                connection.write(b"", (memoryview(opening.spec.data),))
                 connection.close()
         except OSError as err:
             why = str(err.strerror or err)

@@ -14,7 +14,6 @@ import os
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from functools import partial
@@ -30,19 +29,8 @@ from stoker.logs import EventName, Log
 
 _STARTUP = str(Path(__file__).parents[2] / "startup")
 _PROGRAM = "stoker.feed.engine.loader_process"
-# For the first process to end by itself; all below it end with it.
-_END_SECONDS = 0.5
-# A packet has to fit the socket's buffer, which the kernel lets grow to twice the usual 208 KiB.
+# Of a packet: of an error, the longest, it fits the usual socket buffer of 208 KiB.
 _MAX_BYTES = 192 << 10
-
-# A process that another thread forks meanwhile, such as torch's workers, would inherit the pipe
-# whose end Popen waits for. Reentrant: what is started may be forked by this thread.
-_starting = threading.RLock()
-os.register_at_fork(
-    before=_starting.acquire,
-    after_in_parent=_starting.release,
-    after_in_child=_starting.release,
-)
 
 # Takes the descriptor of a connection and its key.
 Attach = Callable[[int, bytes], None]
@@ -84,36 +72,27 @@ unpack_order = msgspec.msgpack.Decoder(Load | Work).decode
 _unpack_report = msgspec.msgpack.Decoder(Loaded | Failed | messages.Ended).decode
 
 
-class Channel:
-    """One end of a packet socket; closing it tells the other end that this one is gone."""
+def send(channel: socket.socket, message: msgspec.Struct, *descriptors: int) -> None:
+    """Sends a message, and copies of descriptors; the other end may be gone.
 
-    def __init__(self, end: socket.socket) -> None:
-        self._socket = end
-        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MAX_BYTES)
-        self.fileno = end.fileno
-        self.close = end.close
+    Whoever receives sees its end.
+    """
+    with contextlib.suppress(OSError):
+        socket.send_fds(channel, [msgspec.msgpack.encode(message)], descriptors)
 
-    @classmethod
-    def pair(cls) -> "tuple[Channel, socket.socket]":
-        """Returns an end for this process, and a socket for the other's `Channel`."""
-        one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        return cls(one), other
 
-    def send(self, message: msgspec.Struct, *descriptors: int) -> None:
-        """Sends a message of at most 192 KiB, and copies of descriptors; the other end may be gone.
+def receive(channel: socket.socket) -> tuple[bytes, list[int]]:
+    """Waits for a packed message and its descriptors; nothing: the other end is gone."""
+    try:
+        packed, descriptors, _, _ = socket.recv_fds(channel, _MAX_BYTES, 2)
+    except OSError:
+        return b"", []
+    return packed, descriptors
 
-        Whoever receives sees its end.
-        """
-        with contextlib.suppress(OSError):
-            socket.send_fds(self._socket, [msgspec.msgpack.encode(message)], descriptors)
 
-    def receive(self) -> tuple[bytes, list[int]]:
-        """Waits for a packed message and its descriptors; nothing: the other end is gone."""
-        try:
-            packed, descriptors, _, _ = socket.recv_fds(self._socket, _MAX_BYTES, 2)
-        except OSError:
-            return b"", []
-        return packed, descriptors
+def _channel() -> tuple[socket.socket, socket.socket]:
+    """Returns both ends of a packet socket; closing one tells the other that it is gone."""
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
 @dataclass(slots=True)
@@ -130,7 +109,7 @@ class _Dataset:
     sender: str
     sessions: set[str] = field(default_factory=set)
     is_loaded: bool = False
-    channel: Channel | None = None
+    channel: socket.socket | None = None
 
 
 @dataclass(eq=False)
@@ -143,7 +122,6 @@ class Hosting:
         invite: Has a session's trainer connect to its worker of a number, or send a dataset;
             `attach` takes the connection.
         niceness: Of all processes here.
-        num_started: Workers.
     """
 
     host: str
@@ -151,11 +129,10 @@ class Hosting:
     tell: Callable[[str, Message], object]
     invite: Callable[[str, int, str, Attach], None]
     niceness: int = 0
-    num_started: int = 0
     _datasets: dict[str, _Dataset] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._channel, end = Channel.pair()
+        self._channel, end = _channel()
         # -P: a module in the working folder must not replace one of ours.
         arguments = [str(end.fileno()), self.host, str(self.niceness)]
         command = [sys.executable, "-P", "-m", _PROGRAM, *arguments]
@@ -163,7 +140,7 @@ class Hosting:
         paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
         kept = [path for path in paths if path and os.path.abspath(path) != _STARTUP]
         # In a group of its own: Ctrl-C is for the process above.
-        with _starting, end:
+        with end:
             self._process = subprocess.Popen(
                 command,
                 env=os.environ | {"PYTHONPATH": os.pathsep.join(kept)},
@@ -183,7 +160,7 @@ class Hosting:
         Raises:
             FeedLostError: The first process, which forks all others, has died.
         """
-        if self._channel.fileno() in ready and not self._channel.receive()[0]:
+        if self._channel.fileno() in ready and not receive(self._channel)[0]:
             raise FeedLostError(
                 "the process that forks the data workers died, perhaps out of memory",
                 where=f"host {self.host}",
@@ -191,7 +168,7 @@ class Hosting:
             )
         for dataset in list(self._datasets.values()):
             if dataset.channel is not None and dataset.channel.fileno() in ready:
-                self._take(dataset.channel.receive()[0], dataset)
+                self._take(receive(dataset.channel)[0], dataset)
 
     def obey(self, message: Message) -> None:
         """Does what a trainer asks for."""
@@ -204,15 +181,12 @@ class Hosting:
                 self._leave(session, but=None)
 
     def close(self) -> None:
-        """Ends all processes, within a second."""
+        """Ends all processes: those below the first one end with it."""
+        self._process.kill()
+        self._process.wait()
+        self._channel.close()
         for dataset in list(self._datasets.values()):
             self._drop(dataset)
-        self._channel.close()
-        try:
-            self._process.wait(_END_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
 
     # ---- what trainers ask for
 
@@ -231,17 +205,16 @@ class Hosting:
         """Has a process read a dataset from a connection."""
         if self._datasets.get(dataset.digest) is not dataset or dataset.channel is not None:
             return
-        dataset.channel, end = Channel.pair()
+        dataset.channel, end = _channel()
         with end:
             order = Load(key, message.dataset_bytes, message.is_spawned)
-            self._channel.send(order, end.fileno(), connection)
+            send(self._channel, order, end.fileno(), connection)
 
     def _start(self, session: str, worker: int, connection: int, key: bytes) -> None:
         """Starts a worker for a connection; without its dataset the trainer sees its end."""
         for dataset in self._datasets.values():
             if session in dataset.sessions and dataset.channel is not None and dataset.is_loaded:
-                self.num_started += 1
-                dataset.channel.send(Work(key, session, worker), connection)
+                send(dataset.channel, Work(key, session, worker), connection)
 
     def _leave(self, session: str, *, but: _Dataset | None) -> None:
         for dataset in list(self._datasets.values()):

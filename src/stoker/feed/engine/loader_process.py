@@ -9,7 +9,6 @@ Each process has one thread, so forks are safe; what unpickling starts is the sc
 with torch's own fork. All end with their parent (PR_SET_PDEATHSIG, and the end of their channels).
 """
 
-import contextlib
 import faulthandler
 import gc
 import mmap
@@ -22,7 +21,7 @@ from dataclasses import dataclass, field
 
 from stoker.errors import ProtocolError
 from stoker.feed.engine.batch_socket import Connection
-from stoker.feed.engine.hosting import Channel, Failed, Load, Loaded, Work, unpack_order
+from stoker.feed.engine.hosting import Failed, Load, Loaded, Work, receive, send, unpack_order
 from stoker.feed.engine.loader_spec import LoaderSpec, read_spec
 from stoker.feed.engine.raised import pack_error
 from stoker.feed.engine.run_messages import Ended
@@ -58,7 +57,7 @@ class LoaderProcess:
         children: By descriptor of the process.
     """
 
-    channel: Channel
+    channel: socket.socket
     host: str
     spec: LoaderSpec | None = None
     file: int = -1
@@ -66,25 +65,20 @@ class LoaderProcess:
     selector: selectors.DefaultSelector = field(default_factory=selectors.DefaultSelector)
 
     def run(self) -> None:
-        """Serves until the agent closes the channel, or is gone; ends all children then."""
+        """Serves until the agent closes the channel, or is gone; children end with the process."""
         self.selector.register(self.channel.fileno(), selectors.EVENT_READ)
         # Forks then copy no page only because the collector has looked at it.
         gc.collect()
         gc.freeze()
-        try:
-            while self._turn():
-                pass
-        finally:
-            for child in self.children.values():
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(child.pid, signal.SIGKILL)
+        while self._turn():
+            pass
 
     def _turn(self) -> bool:
         for key, _ in self.selector.select():
             if key.fd in self.children:
                 self._report_end(key.fd)
                 continue
-            packed, descriptors = self.channel.receive()
+            packed, descriptors = receive(self.channel)
             if not packed:
                 return False
             self._fork(unpack_order(packed), descriptors)
@@ -123,9 +117,6 @@ class LoaderProcess:
                 )
                 serve(end, lambda: self.spec or _load(self.file), host=self.host, progress=progress)
             status = 0
-        except SystemExit as err:
-            # Of the dataset's code. 0 is left for a worker whose trainer has closed its connection.
-            status = err.code if isinstance(err.code, int) and err.code else 1
         except BaseException:
             sys.excepthook(*sys.exc_info())
         finally:
@@ -150,21 +141,21 @@ class LoaderProcess:
             how = f"a worker ended with {ended_words(code)}{why}"
         making = child.progress.read()
         ended = Ended(session=order.session, worker=order.worker, how=how, making=making)
-        self.channel.send(ended)
+        send(self.channel, ended)
 
     def _serve_dataset(self, order: Load, channel: int, connection: int) -> None:
         """Receives and loads a dataset and forks its workers; in a child of the first process."""
-        reports = Channel(socket.socket(fileno=channel))
+        reports = socket.socket(fileno=channel)
         spec: LoaderSpec | None = None
         file = os.memfd_create("stoker-dataset", os.MFD_CLOEXEC)
         os.truncate(file, order.nbytes)
         end = Connection(socket.socket(fileno=connection), order.key, is_workers=True)
         try:
-            end.reader.head()
-            end.reader.read(memoryview(mmap.mmap(file, order.nbytes)))
+            end.head()
+            end.read(memoryview(mmap.mmap(file, order.nbytes)))
         except (OSError, ProtocolError):
             # The trainer opens another connection.
-            reports.send(Failed(b""))
+            send(reports, Failed(b""))
             return
         end.close()
         if not order.is_spawned:
@@ -172,10 +163,10 @@ class LoaderProcess:
                 spec = _load(file)
             except Exception as err:
                 where = f"the loading of the dataset on host {self.host}"
-                reports.send(Failed(pack_error(err, where=where)))
+                send(reports, Failed(pack_error(err, where=where)))
                 return
             os.close(file)
-        reports.send(Loaded())
+        send(reports, Loaded())
         LoaderProcess(reports, self.host, spec, file).run()
 
 
@@ -188,8 +179,6 @@ def _load(file: int) -> LoaderSpec:
 if __name__ == "__main__":
     end_with_parent(signal.SIGKILL)
     os.nice(int(sys.argv[3]))
-    # Ctrl-C reaches the whole process group; the agent's host handles it.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Of all that are forked: where native code crashes, the host's log has the stack.
     faulthandler.enable()
-    LoaderProcess(Channel(socket.socket(fileno=int(sys.argv[1]))), sys.argv[2]).run()
+    LoaderProcess(socket.socket(fileno=int(sys.argv[1])), sys.argv[2]).run()

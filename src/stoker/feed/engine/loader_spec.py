@@ -20,7 +20,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Literal, cast
+from typing import BinaryIO, Literal
 
 from stoker.errors import ShippingError
 from stoker.feed.engine.pickler import (
@@ -28,10 +28,8 @@ from stoker.feed.engine.pickler import (
     BoundReachedError,
     DatasetFactory,
     LoaderPickler,
-    SharedMemoryError,
     culprit,
     factories_in,
-    name_classes,
 )
 from stoker.host.installed import INSTALLED, is_installed
 from stoker.records.secrets import is_secret
@@ -92,7 +90,7 @@ def pack_spec(spec: LoaderSpec, *, max_bytes: int) -> PackedSpec:
     """Pickles a loader's parts.
 
     Raises:
-        SharedMemoryError: If a part is shared between processes; `where` is its path.
+        SharedMemoryError: If a part is shared between processes.
         ShippingError: If a part cannot be pickled (names the attribute) or lies on an accelerator,
             or the pickle is larger than `max_bytes`.
     """
@@ -107,7 +105,8 @@ def pack_spec(spec: LoaderSpec, *, max_bytes: int) -> PackedSpec:
             fix="build it on the data hosts: stoker.remote('module:function'), or raise "
             "feed.max_dataset_bytes",
         )
-    return PackedSpec(data, digest_of(data), is_spawned)
+    digest = hashlib.blake2b(data, digest_size=16).hexdigest()
+    return PackedSpec(data, digest, is_spawned)
 
 
 def _pickle(spec: LoaderSpec, file: io.BytesIO) -> bool:
@@ -115,15 +114,13 @@ def _pickle(spec: LoaderSpec, file: io.BytesIO) -> bool:
     pickler = LoaderPickler(file)
     try:
         pickler.dump(spec)
+    except BoundReachedError:
+        raise
     except Exception as err:
-        is_shared = isinstance(err, SharedMemoryError)
-        if isinstance(err, ShippingError | BoundReachedError) and not is_shared:
-            raise
         names = ("dataset", "collate_fn", "worker_init_fn")
         path, value = culprit({name: getattr(spec, name) for name in names})
-        if isinstance(err, SharedMemoryError):
-            what = err.what.replace("it holds", f"{path} is", 1)
-            raise SharedMemoryError(what, where=path) from err
+        if isinstance(err, ShippingError):
+            raise type(err)(f"{path} is {err.what}", fix=err.fix) from err
         named = f"{path} ({type(value).__module__}.{type(value).__qualname__})"
         raise ShippingError(
             f"cannot send {named} to a data host: {type(err).__name__}: {err}",
@@ -144,10 +141,6 @@ def refusal_of(spec: LoaderSpec, *, max_bytes: int) -> ShippingError | None:
     return None
 
 
-def digest_of(data: bytes | memoryview) -> str:
-    return hashlib.blake2b(data, digest_size=16).hexdigest()
-
-
 def read_spec(file: BinaryIO) -> LoaderSpec:
     """Returns the spec in a file, in a process that is only for it; builds what `remote` names."""
     # First: unpickling imports modules, which need the path and may read the environment.
@@ -155,7 +148,6 @@ def read_spec(file: BinaryIO) -> LoaderSpec:
     spec: object = pickle.load(file)
     if not isinstance(spec, LoaderSpec):
         raise ShippingError(f"expected a loader, found a {type(spec).__name__}")
-    name_classes()
     if isinstance(spec.dataset, DatasetFactory):
         object.__setattr__(spec, "dataset", spec.dataset.build())
     else:
@@ -166,12 +158,13 @@ def read_spec(file: BinaryIO) -> LoaderSpec:
 
 # ---- where the script runs
 
-# As text: a pickle depends on which strings are one object. Working folder, sys.path, sys.argv, and
-# the variables that it changed (None: deleted).
-_Place = tuple[str, list[str], list[str], list[tuple[str, str | None]]]
-
 
 def _place_of_script() -> str:
+    """Returns working folder, sys.path, sys.argv, and the variables that it changed.
+
+    As text: a pickle depends on which strings are one object. A variable without a value was
+    deleted.
+    """
     try:
         folder = os.getcwd()
     except OSError:
@@ -184,7 +177,7 @@ def _place_of_script() -> str:
 
 
 def _enter(packed: str) -> None:
-    folder, entries, arguments, variables = cast("_Place", json.loads(packed))
+    folder, entries, arguments, variables = json.loads(packed)
     for name, value in variables:
         os.environ.pop(name, None)
         if value is not None:

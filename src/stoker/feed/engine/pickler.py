@@ -16,9 +16,9 @@ import os
 import pickle
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import ModuleType
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, cast
 
 import cloudpickle
 from cloudpickle import cloudpickle as inside
@@ -30,16 +30,17 @@ if TYPE_CHECKING:
     import zipfile
 
     import numpy as np
+    import numpy.typing as npt
     import torch
     from _typeshed import ReadableBuffer
 
 _Reduction = tuple[object, ...]
+# None: as it is pickled otherwise.
+_Reducer = Callable[..., _Reduction | None]  # type: ignore[explicit-any]
 # Modules of what processes share; forks of multiprocessing have the same ones.
 _SHARING = ("multiprocessing.", "multiprocess.", "billiard.")
-_LOCKS: Mapping[type, Callable[[], object]] = {
-    type(threading.Lock()): threading.Lock,
-    type(threading.RLock()): threading.RLock,
-}
+# Of attributes within attributes, of which the one that cannot be pickled is named.
+_MAX_DEPTH = 6
 
 
 class SharedMemoryError(ShippingError):
@@ -53,19 +54,19 @@ class DatasetFactory:
         raise NotImplementedError
 
 
-def factories_in(dataset: object, depth: int = 8) -> Iterator[DatasetFactory]:
-    """Yields the factories that `dataset` is, or wraps as torch's Subset and ConcatDataset do."""
+def factories_in(dataset: object) -> Iterator[DatasetFactory]:
+    """Yields the factories that `dataset` is, or that torch's Subset and ConcatDataset hold."""
+    from torch.utils.data import ConcatDataset, Subset
+
     # By its type: an object's __class__ may run code.
-    if issubclass(type(dataset), DatasetFactory):
+    kind = type(dataset)
+    if issubclass(kind, DatasetFactory):
         yield cast("DatasetFactory", dataset)
-        return
-    # Datasets may refer to each other in a circle.
-    held = getattr(dataset, "__dict__", {}) if depth else {}
-    several = held.get("datasets", ())
-    parts = several.values() if isinstance(several, dict) else several
-    wrapped = [held["dataset"]] if "dataset" in held else []
-    for part in (*wrapped, *(parts if isinstance(parts, Iterable) else ())):
-        yield from factories_in(part, depth - 1)
+    elif issubclass(kind, Subset):
+        yield from factories_in(cast("Subset[object]", dataset).dataset)
+    elif issubclass(kind, ConcatDataset):
+        for part in cast("ConcatDataset[object]", dataset).datasets:
+            yield from factories_in(part)
 
 
 class LoaderPickler(cloudpickle.Pickler):  # type: ignore[misc]
@@ -100,9 +101,8 @@ class LoaderPickler(cloudpickle.Pickler):  # type: ignore[misc]
         if reduction is not None:
             self.has_handles |= name in _HANDLES
             return reduction
-        is_by_value = isinstance(obj, type) and not inside._should_pickle_by_reference(obj)
-        if is_by_value or isinstance(obj, TypeVar):
-            _give_id(cast("type | TypeVar", obj))
+        if isinstance(obj, type) and not inside._should_pickle_by_reference(obj):
+            _give_id(obj)
         return super().reducer_override(obj)
 
 
@@ -135,9 +135,8 @@ def refuse_shared(obj: object) -> None:
     if torch is None or not isinstance(obj, torch.Tensor):
         return
     if obj.device.type not in ("cpu", "meta"):
-        tensor = f"a tensor on {obj.device} (shape {tuple(obj.shape)}, {obj.dtype})"
         raise ShippingError(
-            f"the dataset or collate function holds {tensor}, perhaps a model among its globals",
+            f"a tensor on {obj.device} (shape {tuple(obj.shape)}, {obj.dtype}), perhaps of a model",
             fix="keep it on the CPU, and move batches to the accelerator in the training loop",
         )
     # One element: a number that is told to workers, as the epoch of Hugging Face's streams.
@@ -146,39 +145,25 @@ def refuse_shared(obj: object) -> None:
 
 
 def _raise_shared(what: str) -> None:
-    raise SharedMemoryError(f"it holds {what}: a data host would not see what is changed there")
+    raise SharedMemoryError(f"{what}: a data host would not see what is changed there")
 
 
-def _give_id(found: "type | TypeVar") -> None:
+def _give_id(kind: type) -> None:
     """Replaces the random id by which cloudpickle recognises a class of the training script.
 
     By its name, and a number for classes of one name in the order in which they are pickled.
     """
-    track: Callable[[str, object], object] = inside._lookup_class_or_track
-    name = getattr(found, "__qualname__", found.__name__)
+    track: Callable[[str, type], type] = inside._lookup_class_or_track
     number = 0
     # Another class may have that id already.
-    while track(f"stoker-{found.__module__}.{name}-{number}", found) is not found:
+    while track(f"stoker-{kind.__module__}.{kind.__qualname__}-{number}", kind) is not kind:
         number += 1
-
-
-def name_classes() -> None:
-    """Lets this process find the script's classes that it has unpickled in a `__main__` of its own.
-
-    So it reads files in which the script has pickled objects of them.
-    """
-    main = ModuleType("__main__")
-    for kind in list(inside._DYNAMIC_CLASS_TRACKER_BY_ID.values()):
-        if kind.__module__ in SCRIPT_NAMES:
-            setattr(main, kind.__name__, kind)
-    sys.modules["__main__"] = main
 
 
 # ---- what cloudpickle does not take, or takes otherwise in each process
 
 
-def _of_cached(obj: object) -> _Reduction | None:
-    function = cast("functools._lru_cache_wrapper[object]", obj)
+def _of_cached(function: "functools._lru_cache_wrapper[object]") -> _Reduction | None:
     if function.__module__ not in SCRIPT_NAMES:
         return None
     parameters = function.cache_parameters()
@@ -190,34 +175,30 @@ def _cached(function: Callable[[object], object], maxsize: int | None, typed: bo
     return functools.lru_cache(maxsize, typed)(function)
 
 
-def _of_typed_storage(obj: object) -> _Reduction:
-    stored = cast("torch.storage.TypedStorage", obj)
+def _of_typed_storage(stored: "torch.storage.TypedStorage") -> _Reduction:
     words = {"wrap_storage": stored._untyped_storage, "dtype": stored.dtype, "_internal": True}
     return (functools.partial(type(stored), **words), ())
 
 
-def _of_storage(obj: object) -> _Reduction:
+def _of_storage(storage: "torch.UntypedStorage") -> _Reduction:
     import torch
 
-    flat = torch.empty(0, dtype=torch.uint8).set_(cast("torch.UntypedStorage", obj))
-    return (_storage, (bytearray(flat.numpy().data),))
+    flat = torch.empty(0, dtype=torch.uint8).set_(storage)
+    return (_storage, (flat.numpy(),))
 
 
-def _storage(data: bytearray) -> "torch.UntypedStorage":
+def _storage(data: "npt.NDArray[np.uint8]") -> "torch.UntypedStorage":
     import torch
 
-    # torch.frombuffer refuses no bytes.
-    flat = torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0).byte()
-    return flat.clone().untyped_storage()
+    return torch.from_numpy(data).untyped_storage()
 
 
 # ---- what is opened again
 
 
-def _of_memmap(obj: object) -> _Reduction | None:
+def _of_memmap(array: "np.memmap[tuple[int, ...], np.dtype[np.uint8]]") -> _Reduction | None:
     import numpy as np
 
-    array = cast("np.memmap[tuple[int, ...], np.dtype[np.uint8]]", obj)
     mapped = getattr(array, "_mmap", None)
     if mapped is None or array.filename is None or array.mode == "c" or not array.size:
         return None
@@ -236,36 +217,35 @@ def _require(is_read_only: bool) -> None:
         raise pickle.PicklingError("only what is open for reading alone is opened again")
 
 
-def _of_file(obj: object) -> _Reduction:
-    file = cast("io.BufferedReader | io.TextIOWrapper", obj)
-    mode = getattr(file, "mode", "")
-    _require(not file.closed and mode.startswith("r") and "+" not in mode)
-    forms = (obj.encoding, obj.errors) if isinstance(obj, io.TextIOWrapper) else (None, None)
-    return (_opened, (os.path.abspath(file.name), mode, *forms, file.tell()))
+def _of_file(file: "io.BufferedReader | io.TextIOWrapper") -> _Reduction:
+    mode: str = getattr(file, "mode", "")
+    _require(mode in ("r", "rt", "rb"))
+    encoding = getattr(file, "encoding", None)
+    return (_opened, (os.path.abspath(file.name), mode, encoding, file.tell()))
 
 
-def _opened(path: str, mode: str, encoding: str | None, errors: str | None, at: int) -> object:
-    file = open(path, mode, encoding=encoding, errors=errors)  # noqa: SIM115
+def _opened(path: str, mode: str, encoding: str | None, at: int) -> object:
+    file = open(path, mode, encoding=encoding)  # noqa: SIM115
     file.seek(at)
     return file
 
 
-def _of_zip(obj: object) -> _Reduction:
-    archive = cast("zipfile.ZipFile", obj)
-    _require(archive.filename is not None and archive.mode == "r" and archive.fp is not None)
-    return (type(archive), (os.path.abspath(str(archive.filename)),))
+def _of_zip(archive: "zipfile.ZipFile") -> _Reduction:
+    _require(archive.mode == "r" and archive.fp is not None)
+    # Without a file's name it cannot be opened again.
+    return (type(archive), (os.path.abspath(cast("str", archive.filename)),))
 
 
-def _of_h5py(obj: object) -> _Reduction:
-    _require(bool(obj) and obj.mode == "r")  # type: ignore[attr-defined]
-    return (type(obj), (os.path.abspath(obj.filename), "r"))  # type: ignore[attr-defined]
+def _of_h5py(file: object) -> _Reduction:
+    _require(bool(file) and file.mode == "r")  # type: ignore[attr-defined]
+    return (type(file), (os.path.abspath(file.filename), "r"))  # type: ignore[attr-defined]
 
 
-def _of_lmdb(obj: object) -> _Reduction:
-    flags: dict[str, object] = obj.flags()  # type: ignore[attr-defined]
+def _of_lmdb(environment: object) -> _Reduction:
+    flags: dict[str, object] = environment.flags()  # type: ignore[attr-defined]
     _require(bool(flags["readonly"]))
-    path: str = obj.path()  # type: ignore[attr-defined]
-    return (_lmdb, (os.path.abspath(path), flags["subdir"], flags["lock"]))
+    path = os.path.abspath(environment.path())  # type: ignore[attr-defined]
+    return (_lmdb, (path, flags["subdir"], flags["lock"]))
 
 
 def _lmdb(path: str, subdir: bool, lock: bool) -> object:
@@ -274,51 +254,47 @@ def _lmdb(path: str, subdir: bool, lock: bool) -> object:
     return module.open(path, subdir=subdir, readonly=True, lock=lock, max_dbs=128)
 
 
-def _of_lock(obj: object) -> _Reduction:
-    lock = cast("threading.Lock", obj)
+def _of_lock(new: Callable[[], object], lock: threading.Lock) -> _Reduction:
     if not lock.acquire(blocking=False):
         raise pickle.PicklingError("the lock is held")
     lock.release()
-    return (_LOCKS[type(obj)], ())
+    return (new, ())
 
 
-_HANDLES: Mapping[str, Callable[[object], _Reduction | None]] = {
+_HANDLES: Mapping[str, _Reducer] = {
     "_io.BufferedReader": _of_file,
     "_io.TextIOWrapper": _of_file,
     "zipfile.ZipFile": _of_zip,
     "h5py._hl.files.File": _of_h5py,
     "builtins.Environment": _of_lmdb,
 }
-_REDUCERS: Mapping[str, Callable[[object], _Reduction | None]] = {
+_REDUCERS: Mapping[str, _Reducer] = {
     **_HANDLES,
     "functools._lru_cache_wrapper": _of_cached,
     "torch.storage.TypedStorage": _of_typed_storage,
     "torch.storage.UntypedStorage": _of_storage,
     "numpy.memmap": _of_memmap,
-    **{f"{kind.__module__}.{kind.__qualname__}": _of_lock for kind in _LOCKS},
+    "_thread.lock": functools.partial(_of_lock, threading.Lock),
+    "_thread.RLock": functools.partial(_of_lock, threading.RLock),
 }
 
 
 # ---- which part it is
 
-_MAX_DEPTH = 6
-
 
 def culprit(parts: Mapping[str, object]) -> tuple[str, object]:
     """Returns path and value of the part that cannot be pickled: `dataset.lock`, and the lock."""
-    path, value = "", cast("object", parts)
-    steps = dict(parts)
-    for _ in range(_MAX_DEPTH):
-        step = next((name for name, part in steps.items() if not _pickles(part)), None)
-        if step is None:
+    path: list[str] = []
+    value: object = parts
+    attributes = dict(parts)
+    while len(path) < _MAX_DEPTH:
+        name = next((name for name, part in attributes.items() if not _pickles(part)), None)
+        if name is None:
             break
-        path, value = path + step, steps[step]
-        steps = {f".{name}": item for name, item in getattr(value, "__dict__", {}).items()}
-        if isinstance(value, dict):
-            steps = {f"[{key!r}]": item for key, item in value.items()}
-        elif isinstance(value, list | tuple):
-            steps = {f"[{number}]": item for number, item in enumerate(value)}
-    return path or "dataset", value
+        path.append(name)
+        value = attributes[name]
+        attributes = getattr(value, "__dict__", {})
+    return ".".join(path) or "dataset", value
 
 
 def _pickles(value: object) -> bool:

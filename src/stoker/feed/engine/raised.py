@@ -81,25 +81,21 @@ def unpack_error(data: bytes | memoryview, *, accept_pickles: bool = True) -> Ex
     packed = _unpack(data)
     if not accept_pickles:
         return RuntimeError(f"{packed.text}(text only, because feed.accept_pickles is false)")
+    from torch._utils import KeyErrorMessage
+
     with contextlib.suppress(Exception):
-        kind: object = pickle.loads(packed.kind)
-        if kind is KeyError:
-            return KeyError(_Text(packed.text))
-        if isinstance(kind, type) and issubclass(kind, Exception):
-            return _made(kind, packed.text)
+        # As torch's ExceptionWrapper does: some classes take their message by name.
+        kind = pickle.loads(packed.kind)
+        text = KeyErrorMessage(packed.text) if kind is KeyError else packed.text
+        error = kind(message=text) if getattr(kind, "message", None) else kind(text)
+        # Its own __str__ may leave the message out.
+        if isinstance(error, Exception) and str(error):
+            return error
     return RuntimeError(packed.text)
 
 
 def summary_of(data: bytes | memoryview) -> str:
     return _unpack(data).summary
-
-
-def _made(kind: type[Exception], text: str) -> Exception:
-    # As torch does: such a class takes its message by name.
-    words = {"message": text}
-    error = kind(**words) if getattr(kind, "message", None) else kind(text)
-    # Its own __str__ may leave the message out.
-    return error if str(error) else RuntimeError(text)
 
 
 def _pickled(kind: type) -> bytes:
@@ -113,15 +109,6 @@ def _pickled(kind: type) -> bytes:
 def _cut(text: str) -> str:
     half = _MAX_TEXT // 2
     return text if len(text) <= 2 * half else f"{text[:half]}\n[...]\n{text[-half:]}"
-
-
-class _Text(str):
-    """Message of a KeyError that keeps its line breaks: KeyError shows the repr."""
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return str(self)
 
 
 class NamingPickler(pickle.Pickler):

@@ -113,7 +113,7 @@ class Receiver:
         self.on_lost(worker, why)
 
     def _receive(self, worker: Worker, connection: Connection) -> None:
-        packed, nbytes = connection.reader.head()
+        packed, nbytes = connection.head()
         session = worker.session
         match unpack_answer(packed):
             case Ready():
@@ -145,7 +145,7 @@ class Receiver:
         if nbytes:
             block = self._memory(nbytes, None if request is None else request.pins_on)
             outcome.is_pinned = isinstance(block, TensorMemory)
-            connection.reader.read(block.data)
+            connection.read(block.data)
         try:
             leaves = parts_of(block, offsets, made.sizes)
             outcome.value = decode(made.pickled, leaves, accept_pickles=self.accept_pickles)

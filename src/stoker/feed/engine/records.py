@@ -21,7 +21,6 @@ previous one (as in TLS 1.3). Neither keys nor plain bytes ever occur in an erro
 import secrets
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -50,19 +49,9 @@ def new_key() -> bytes:
     return secrets.token_bytes(KEY_BYTES)
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class ConnectionKeys:
-    """The keys of a connection's two directions."""
-
-    orders: bytes
-    batches: bytes
-
-    @classmethod
-    def of(cls, key: bytes) -> "ConnectionKeys":
-        return cls(
-            orders=derive(key, info=b"stoker feed v2 orders"),
-            batches=derive(key, info=b"stoker feed v2 batches"),
-        )
+def keys_of(key: bytes) -> tuple[bytes, bytes]:
+    """Returns the keys of a connection's two directions: of orders, and of batches."""
+    return derive(key, info=b"stoker feed v2 orders"), derive(key, info=b"stoker feed v2 batches")
 
 
 def records(nbytes: int) -> Iterator[tuple[int, int]]:
@@ -118,22 +107,14 @@ class Sealer:
         now.number += 1
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
-    """An authenticated head; `packed` lacks the `missing_bytes` at the message's end."""
-
-    packed: bytes
-    missing_bytes: int
-    payload_bytes: int
-
-
 class Unsealer:
     """Decryption of one direction; raises ProtocolError if authentication fails."""
 
     def __init__(self, key: bytes) -> None:
         self._now = _Key(key)
 
-    def head(self, head: memoryview) -> Head:
+    def head(self, head: memoryview) -> tuple[bytes, int, int]:
+        """Returns the packed message, how many bytes its end lacks, and the payload's size."""
         generation, packed_bytes, payload_bytes = _PREFIX.unpack_from(head)
         # One step at most: a forged generation costs one derivation, then decryption fails.
         now = self._now.next() if generation == self._now.generation + 1 else self._now
@@ -146,7 +127,7 @@ class Unsealer:
         # Nothing of the head is used before this point.
         now.number += 1
         self._now = now
-        return Head(packed, packed_bytes - first_bytes, payload_bytes)
+        return packed, packed_bytes - first_bytes, payload_bytes
 
     def record(self, sealed: memoryview, into: memoryview) -> None:
         """Decrypts the next record into `into`, which is invalid if authentication fails."""

@@ -136,7 +136,7 @@ class Worker:
         # Its receiver sees a lost connection, too.
         with self._lock, contextlib.suppress(OSError):
             while self.outbox and self.connection is not None:
-                self.connection.writer.write(self.outbox.popleft())
+                self.connection.write(self.outbox.popleft())
 
     def outcome(self) -> BatchOutcome:
         return BatchOutcome((self.host, self.number), self.is_remote)

@@ -11,7 +11,6 @@ import os
 import pickle
 import queue
 import signal
-import struct
 import sys
 import threading
 import time
@@ -19,6 +18,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import cast
 
+import numpy as np
 import torch
 from torch.utils.data import _DatasetKind
 from torch.utils.data._utils import collate
@@ -41,7 +41,7 @@ from stoker.feed.engine.messages import (
     unpack_order,
 )
 from stoker.feed.engine.raised import pack_error
-from stoker.feed.foreign_loaders import become_data_worker, hide_worker, may_start_processes
+from stoker.feed.foreign_loaders import become_data_worker, hide_worker
 from stoker.feed.seeding import Seeder
 from stoker.feed.streams import ShardBatches, StreamFetcher
 from stoker.feed.tolerance import TolerantFetcher, samples_words
@@ -100,22 +100,19 @@ class Progress:
     The id of the epoch, the number of the batch, and the place of the sample; -1: not known.
     """
 
-    _LAYOUT = struct.Struct("qqq")
-
     def __init__(self) -> None:
-        self._memory = mmap.mmap(-1, self._LAYOUT.size)
-        self.begin(-1, -1)
+        self._values = np.frombuffer(mmap.mmap(-1, 3 * 8), dtype=np.int64)
+        self._values[:] = -1
 
     def begin(self, epoch_id: int, number: int) -> None:
-        self._order = (epoch_id, number)
-        self.note(NO_SAMPLE)
+        self._values[:] = (epoch_id, number, NO_SAMPLE)
 
     def note(self, place: int) -> None:
         """Notes which sample is made next; NO_SAMPLE: none, or all by one call."""
-        self._LAYOUT.pack_into(self._memory, 0, *self._order, place)
+        self._values[2] = place
 
     def read(self) -> tuple[int, int, int]:
-        epoch_id, number, place = self._LAYOUT.unpack_from(self._memory)
+        epoch_id, number, place = self._values.tolist()
         return epoch_id, number, place
 
 
@@ -125,7 +122,7 @@ def _send_all(connection: Connection, answers: "queue.Queue[_Outgoing]") -> None
     with contextlib.suppress(OSError):
         while True:
             packed, leaves = answers.get()
-            connection.writer.write(packed, leaves)
+            connection.write(packed, leaves)
             # No batch lives longer than it must.
             del packed, leaves
 
@@ -133,7 +130,7 @@ def _send_all(connection: Connection, answers: "queue.Queue[_Outgoing]") -> None
 def _read_all(connection: Connection, received: "queue.SimpleQueue[bytes]") -> None:
     try:
         while True:
-            received.put(connection.reader.head()[0])
+            received.put(connection.head()[0])
     except OSError:
         # The trainer has closed it, or is gone.
         pass
@@ -147,7 +144,7 @@ def _answer(order: Make, source: "_Map | _Stream") -> _Outgoing:
     wall = time.monotonic()
     cpu = time.process_time()
     try:
-        encoded = encode(source.make(order))
+        pickled, leaves = encode(source.make(order))
     except _ExhaustedError:
         return pack(Exhausted(order.number, order.epoch_id)), ()
     except Exception as err:
@@ -156,14 +153,14 @@ def _answer(order: Make, source: "_Map | _Stream") -> _Outgoing:
     made = Made(
         order.number,
         order.epoch_id,
-        encoded.pickled,
-        encoded.sizes,
+        pickled,
+        tuple(leaf.nbytes for leaf in leaves),
         cpu_seconds=time.process_time() - cpu,
         wall_seconds=time.monotonic() - wall,
         bad=source.bad,
         own=source.own_state(),
     )
-    return pack(made), encoded.leaves
+    return pack(made), leaves
 
 
 class _ExhaustedError(Exception):
@@ -185,9 +182,6 @@ def _begun(
         file.write("500")
     # Nobody else reads a batch in /dev/shm, and a container may have no room in it.
     collate.default_collate_fn_map[torch.Tensor] = _stacked
-    if not spec.num_workers:
-        # As in the trainer, where torch would make these samples; its workers may have none.
-        may_start_processes()
     enter_rank(facts)
     if spec.is_iterable:
         return _Stream(spec, facts, host)
