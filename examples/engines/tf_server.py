@@ -1,8 +1,7 @@
 """Runs a TensorFlow server until it gets a signal: what `engine: tf.data.service` runs.
 
-Without arguments it is a worker or parameter server of TF_CONFIG: ParameterServerStrategy needs one
-server per task besides the training, which is the chief. As `dispatcher` or `worker` it belongs to
-the tf.data service.
+As `task` it is a worker or parameter server: ParameterServerStrategy needs one for each task but
+the chief, which is the training. As `dispatcher` or `worker` it belongs to the tf.data service.
 """
 
 import argparse
@@ -25,9 +24,13 @@ DISPATCHER_TIMEOUT_MS = 60_000
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Serves until a signal; returns 2 without TensorFlow, or without a task."""
+    """Serves until a signal; returns 2 without TensorFlow."""
     parser = argparse.ArgumentParser(prog="tf_server")
-    roles = parser.add_subparsers(dest="role")
+    roles = parser.add_subparsers(dest="role", required=True)
+    task = roles.add_parser("task")
+    task.add_argument("name", choices=("worker", "ps"))
+    task.add_argument("index", type=int)
+    task.add_argument("tasks", nargs="+", metavar="NAME=ADDRESS:PORT,...", help="of the cluster")
     dispatcher = roles.add_parser("dispatcher")
     dispatcher.add_argument("--port", type=int, required=True)
     worker = roles.add_parser("worker")
@@ -42,33 +45,30 @@ def main(arguments: Sequence[str]) -> int:
             case "worker":
                 _work(options.dispatcher, address=options.address, cores=options.cores)
             case _:
-                _serve_task()
+                _serve_task(options.name, options.index, options.tasks)
     except StokerError as err:
         sys.stderr.write(f"error: {err}\n")
         return err.exit_code
     return 0
 
 
-def _serve_task() -> None:
+def _serve_task(name: str, index: int, tasks: Sequence[str]) -> None:
     tensorflow = _tensorflow()
-    distribute = tensorflow.distribute
-    resolver = distribute.cluster_resolver.TFConfigClusterResolver()
-    if not resolver.task_type:
-        raise UsageError("TF_CONFIG does not name a task", where="the command's environment")
-    cluster = resolver.cluster_spec()
-    num_tasks = sum(cluster.num_tasks(job) for job in cluster.jobs)
-    server = distribute.Server(
+    parted = [task.partition("=") for task in tasks]
+    cluster = {job: addresses.split(",") for job, _, addresses in parted}
+    num_tasks = sum(map(len, cluster.values()))
+    server = tensorflow.distribute.Server(
         cluster,
-        job_name=resolver.task_type,
-        task_index=resolver.task_id,
-        protocol=resolver.rpc_layer or "grpc",
+        job_name=name,
+        task_index=index,
+        protocol="grpc",
         config=tensorflow.compat.v1.ConfigProto(
             # On a host with few cores, steps that wait for each other would use all threads.
             inter_op_parallelism_threads=max(machine.usable_vcpus(), num_tasks + 1)
         ),
         start=True,
     )
-    print(f"{resolver.task_type} {resolver.task_id} listens: {server.target}", flush=True)
+    print(f"{name} {index} listens: {server.target}", flush=True)
     _await_signal()
     _end()
 

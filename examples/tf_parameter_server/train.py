@@ -1,8 +1,8 @@
 """Trains a small Keras model with TensorFlow's parameter servers, which are on the data group.
 
-The training is the chief of TF_CONFIG: it hands steps to the workers and has no variables of its
-own. `configs/parameter-server.yaml` runs a worker beside it on each dnn host and a parameter server
-on each data host, and hands TF_CONFIG to all of them. On other dnn hosts there is nothing to do.
+The training is the chief: it hands steps to the workers and has no variables of its own.
+`configs/parameter-server.yaml` runs a worker beside it on each dnn host and a parameter server on
+each data host, and hands their addresses to all of them. On other dnn hosts there is nothing to do.
 """
 
 import argparse
@@ -39,12 +39,14 @@ def main(arguments: Sequence[str] | None = None) -> float:
     options = parser.parse_args(arguments)
     tf.keras.utils.set_random_seed(options.seed)
 
-    if "TF_CONFIG" not in os.environ:
-        parser.error("TF_CONFIG is not set: run it under stoker, with a data group")
-    resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
-    if resolver.task_type != "chief":
-        print(f"the chief trains; {resolver.task_type} {resolver.task_id} has its server")
+    if "TF_CLUSTER" not in os.environ:
+        parser.error("TF_CLUSTER is not set: run it under stoker, with a data group")
+    if os.environ.get("NODE_RANK", "0") != "0":
+        print("the chief trains; this host has its worker")
         return 0.0
+    tasks = [task.partition("=") for task in os.environ["TF_CLUSTER"].split()]
+    cluster = tf.train.ClusterSpec({name: hosts.split(",") for name, _, hosts in tasks})
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(cluster, rpc_layer="grpc")
     strategy = tf.distribute.ParameterServerStrategy(resolver)
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
     with strategy.scope():

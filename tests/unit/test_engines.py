@@ -47,20 +47,6 @@ def test_places_stand_for_what_the_host_knows(tmp_path, text, host, variables, e
     assert filled(tmp_path, text, host=host, **variables) == expected
 
 
-@pytest.mark.parametrize(
-    ("host", "task", "index"),
-    [("g1", "chief", 0), ("g0", "worker", 1), ("c2", "ps", 0), ("c0", "ps", 1)],
-)
-def test_tf_config_is_made_from_the_groups(tmp_path, host, task, index):
-    ports = {"chief": 1, "worker": 2, "ps": 3}
-    own = EngineSettings(name="command", data=_echo("x"), ports=ports)
-    found = engine_of(tmp_path, own, host=host).fill(f"{{tf_config:{task}}}")
-    assert json.loads(found) == {
-        "cluster": {"chief": ["g1:1"], "worker": ["g1:2", "g0:2"], "ps": ["c2:3", "c0:3"]},
-        "task": {"type": task, "index": index},
-    }
-
-
 def test_each_host_runs_the_command_of_its_role_and_the_training_finds_the_engine(tmp_path):
     tf = EngineSettings(name="tf.data.service")
     engines = {host: engine_of(tmp_path, tf, host=host) for host in ("g1", "g0", "c2")}

@@ -7,7 +7,6 @@ host that is lost. After the training they get SIGTERM. `records.engine` has set
 
 import contextlib
 import hashlib
-import json
 import signal
 import socket
 import subprocess
@@ -235,22 +234,7 @@ class Engine:
                 return str(next(filter(Path.is_dir, folders), folders[0]))
             case "secret_file":
                 return str(_secret_file(run))
-            case "tf_config":
-                return self._tf_config(port)
         return str(self._place_of(own, name)[1])
-
-    def _tf_config(self, task: str) -> str:
-        topology = self._run.topology
-        hosts = {"chief": (topology.leader,), "worker": topology.dnn_hosts}
-        hosts["ps"] = topology.data_hosts
-        cluster = {
-            name: [self._address_of(host, name) for host in hosts[name]]
-            for name in hosts
-            if name in self._settings.ports
-        }
-        own = topology.host
-        index = hosts[task].index(own) if own in hosts[task] else 0
-        return json.dumps({"cluster": cluster, "task": {"type": task, "index": index}})
 
 
 def num_workers(run: HostRun) -> int:

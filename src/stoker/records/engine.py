@@ -20,7 +20,6 @@ Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 # Places without a port, and those that may have one: `{address}`, `{address:PORT}`.
 PLAIN = ("host", "index", "workers", "secret_file", "engines")
 WITH_PORT = ("address", "leader", "data_addresses", "dnn_addresses")
-TF_CONFIG = "tf_config"
 _PLACE = re.compile(r"\{([A-Za-z][A-Za-z0-9_-]*)(?::([A-Za-z][A-Za-z0-9_-]*))?\}")
 
 
@@ -166,7 +165,7 @@ def check_engine(engine: EngineSettings, place: Place) -> None:
             texts.append(f"{{address:{command.ready}}}")
     for found in _PLACE.finditer(" ".join(texts)):
         word, port = found[1], found[2]
-        known = ports if port and word in (*WITH_PORT, TF_CONFIG) else [*PLAIN, *WITH_PORT, *ports]
+        known = ports if port and word in WITH_PORT else [*PLAIN, *WITH_PORT, *ports]
         if (port or word) not in known:
             fix = f"{nearest(port or word, known)} The places: docs/engines.md"
             raise UsageError(f"unknown place {found[0]}", where=where, fix=fix)
