@@ -125,7 +125,6 @@ def test_the_folder_of_champions_is_mounted_where_it_is_read_and_written():
     (mount,) = mounted["exec-gate"]
     found = (mount["constant"], mount["mountPath"], mount["subPath"])
     assert found == ("runs", "/mnt/champions", "digits/champions")
-    assert "--promote" in sample.executor(pipeline, "gate")["args"]
     for task in ("evaluate", "gate"):
         given = sample.tasks(pipeline)[task]["inputs"]["parameters"]["champion"]
         assert given == {"runtimeValue": {"constant": "/mnt/champions"}}

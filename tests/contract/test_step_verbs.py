@@ -101,7 +101,7 @@ def test_evaluate_compares_with_the_champion_and_its_gate_promotes_or_fails(fold
         )
         succeeds(*words, cwd=folder)
         told_it = executor_input(folder, champion="champions")
-        words = ("step", "gate", "--gate-of=evaluation", "--promote", "--executor-input", told_it)
+        words = ("step", "gate", "--gate-of=evaluation", "--executor-input", told_it)
         return stoker(*words, cwd=folder)
 
     assert gate_of(0.95).stdout.endswith("it is the champion now: champions/champion.json\n")
@@ -174,7 +174,7 @@ def test_inputs_that_are_left_out_are_as_the_workload_says(folder):
     assert made.objective == "time"
     assert told(folder)[0] == {"action": made.action, "verdict": made.verdict}
     assert not [plan for plan in made.plans if len(plan.groups) > 1]
-    words = ("step", "train", "--decision=d.json", "--out=t.json", "--always")
+    words = ("step", "train", "--decision=d.json", "--out=t.json")
     step("train", *words, parameters=("status",), run_id="1234567890")
     assert told(folder)[0]["status"] == "succeeded"
     assert read_json(folder / "t.json", Training).job.name == "mini-12345678"
@@ -183,7 +183,7 @@ def test_inputs_that_are_left_out_are_as_the_workload_says(folder):
     evaluation = read_json(folder / "e.json", Evaluation)
     assert [gate.min for gate in evaluation.gates] == [2]
     write_json(folder / "e.json", Evaluation(passed=True))
-    step("gate", "step", "gate", "--gate-of=e.json", "--promote")
+    step("gate", "step", "gate", "--gate-of=e.json")
     step("finish", "step", "finish", run_id="1234567890")
 
 
@@ -203,13 +203,13 @@ def test_the_last_word_of_a_run_is_how_it_ended(folder, outcome, words):
     assert done.stdout.splitlines() == [f"run {name}: {words}", "no job of the run was left"]
 
 
-def test_a_failed_training_fails_its_step_unless_always_is_asked_for(folder):
+def test_a_failed_training_fails_its_step_but_on_kubeflow(folder):
     workload = json.dumps({"name": "bad", "command": [sys.executable, "-c", "raise SystemExit(9)"]})
     words = ["step", "train", workload, "--out=record"]
     words += ["--name=bad-12345678"]
     assert stoker(*words, cwd=folder).returncode == 6
     told_it = executor_input(folder, "status")
-    succeeds(*words, "--always", "--executor-input", told_it, cwd=folder)
+    succeeds(*words, "--executor-input", told_it, cwd=folder)
     parameters, _ = told(folder)
     training = read_json(folder / "record", Training)
     assert (parameters["status"], training.exit_code) == ("failed", 9)

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from stoker.cli.options import (
-    Champion,
     ExecutorInput,
     Out,
     Params,
@@ -90,9 +89,6 @@ def profile(
 def train(
     workload: WorkloadIfAny = None,
     *,
-    always: Annotated[
-        bool, typer.Option(help="Exit with 0 though the training failed: see its record.")
-    ] = False,
     decision: Annotated[
         Path | None, typer.Option(metavar="D", help="The decision.json of the run.")
     ] = None,
@@ -107,10 +103,10 @@ def train(
     """
     from stoker.run.outputs import read_step
     from stoker.run.train import plan_of, train_run
-    from stoker.run.workloads import resolve
+    from stoker.run.workloads import read_with_params
 
     step = read_step(executor_input)
-    record = resolve([workload or step.workload], overrides=())
+    record = read_with_params(workload or step.workload, overrides=())
     hosts, chosen = plan_of(record, decision_file=decision)
     return train_run(
         record,
@@ -122,7 +118,6 @@ def train(
         assume_yes=True,
         # A pipeline's last step notifies of its run, or the step that judges the training.
         is_step=True,
-        always=always,
     )
 
 
@@ -133,7 +128,6 @@ def evaluate(
     profile: RecordFile,
     decision: RecordFile,
     training: RecordFile,
-    champion: Champion = "",
     out: Out = None,
     report: Report = None,
     executor_input: ExecutorInput = None,
@@ -153,7 +147,7 @@ def evaluate(
         profile_file=profile,
         decision_file=decision,
         training_file=training,
-        champion=champion or step.inputs.get("champion", ""),
+        champion=step.inputs.get("champion", ""),
         out=out,
         step=step,
         report=report,
@@ -165,25 +159,18 @@ def evaluate(
 def gate(
     *,
     gate_of: Annotated[Path, typer.Option(metavar="F", help="The evaluation.json.")],
-    champion: Annotated[
-        str, typer.Option(metavar="DIR", help="The folder of champions; empty: there is none.")
-    ] = "",
-    promote: Annotated[
-        bool, typer.Option("--promote", help="Make a model that passed the new champion.")
-    ] = False,
     executor_input: ExecutorInput = None,
 ) -> None:
-    """Exit with 3 if an evaluation did not pass; else keep what came of it.
+    """Exit with 3 if an evaluation did not pass; else make its model the champion.
 
     \b
-    stoker step gate --gate-of evaluation.json --champion champions --promote
+    stoker step gate --gate-of evaluation.json --executor-input JSON
     """
     from stoker.run.judging import pass_gate
     from stoker.run.outputs import read_step
 
     # A pipeline without a champion leaves it out.
-    folder = champion or read_step(executor_input).inputs.get("champion", "")
-    pass_gate(gate_of, champions=folder if promote else "")
+    pass_gate(gate_of, champions=read_step(executor_input).inputs.get("champion", ""))
 
 
 @app.command()

@@ -446,7 +446,6 @@ def train(
         "step train",
         f"--decision={decision.path}",
         f"--out={training.path}",
-        "--always",
     )
 
 
@@ -500,7 +499,7 @@ def gate(evaluation: Input[Artifact], image: str, champion: Optional[str] = None
         image: Image of the step's pod; needs no torch.
         champion: Folder of champions, to which the model is added; empty: no folder.
     """
-    return _container(image, "step gate", f"--gate-of={evaluation.path}", "--promote")
+    return _container(image, "step gate", f"--gate-of={evaluation.path}")
 
 
 @dsl.container_component  # type: ignore[untyped-decorator]

@@ -279,7 +279,7 @@ def decide_for(
     }
     workload = named or workload_from(made_up, overrides=overrides)
     # A step's profile was paid: a type that is allowed by a wrong name is no error then.
-    is_step = bool(pipeline_run() or kubeflow.output_file)
+    is_step = bool(pipeline_run() or kubeflow.outputs)
     is_service_type = (lambda name: True) if is_step else is_training_type
     catalog = catalog_of(workload, prices, is_service_type=is_service_type)
     if file and take_as is None:

@@ -1,7 +1,6 @@
 """The folders of runs, runs/NAME-DATE-TIME, and their reports; the table of how runs scale."""
 
 import os
-import platform as machine
 import sys
 import tempfile
 import time
@@ -137,8 +136,7 @@ def write_report_of(
     from stoker.report import ReportedRun, write_report
 
     training = found_in(files.training, Training)
-    facts = {"when": now_utc(), "stoker": __version__, "python": machine.python_version()}
-    facts |= {"system": machine.platform(), "command": command}
+    facts = {"when": now_utc(), "stoker": __version__, "command": command}
     timeline = (training and training.measured and training.measured.timeline_file) or ""
     before = files.profile_folder / "-"
     write_report(

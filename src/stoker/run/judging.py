@@ -85,7 +85,7 @@ def judge_run(
         profile_folder=profile_file.parent,
     )
     # On Kubeflow the run's last step notifies, and who types this command sees the result.
-    is_told = bool(run) and not step.output_file
+    is_told = bool(run) and not step.outputs
     with concluding(files, workload, run=run, step="evaluate", is_told=is_told) as ending:
         decision = read_json(decision_file, Decision)
         if is_lost:

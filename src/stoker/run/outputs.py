@@ -30,8 +30,6 @@ from stoker.records import (
 from stoker.records.base import Document, Record, RecordT, mapping, mappings, text
 from stoker.records.profile import busy_share
 
-_MODEL = "system.Model"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KubeflowStep:
@@ -39,15 +37,12 @@ class KubeflowStep:
 
     Attributes:
         inputs: As texts.
-        output_file: The file that the step writes. None: it is no step of Kubeflow.
-        parameters: Names of its output parameters.
-        artifacts: Type (such as system.Metrics) and URI of each output, by name.
+        outputs: Names of its parameters; type (such as system.Metrics) and URI of each artifact;
+            the file that the step writes.
     """
 
     inputs: Mapping[str, str] = field(default_factory=dict)
-    output_file: Path | None = None
-    parameters: frozenset[str] = frozenset()
-    artifacts: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    outputs: Document = field(default_factory=dict)
 
     @property
     def workload(self) -> str:
@@ -77,18 +72,10 @@ def read_step(written: str | None) -> KubeflowStep:
     if not written:
         return NO_STEP
     document = _document(written)
-    outputs = mapping(document, "outputs")
-    artifacts = {}
-    for name, described in mapping(outputs, "artifacts").items():
-        # A list of one: our steps have no lists of artifacts.
-        first = next(iter(mappings(described, "artifacts")), {})
-        artifacts[name] = (text(first, "type", "schemaTitle"), text(first, "uri"))
     values = mapping(document, "inputs", "parameterValues")
     return KubeflowStep(
         inputs={name: _as_text(value) for name, value in values.items() if value is not None},
-        output_file=Path(text(outputs, "outputFile")),
-        parameters=frozenset(mapping(outputs, "parameters")),
-        artifacts=artifacts,
+        outputs=mapping(document, "outputs"),
     )
 
 
@@ -132,7 +119,7 @@ def deliver(
     out = out or Path(f"{type(record).__name__.lower()}.json")
     write_json(out, record)
     words = explain(record)
-    if step.output_file:
+    if step.outputs:
         metrics = {**metrics_of(record), **figures_of(record)}
         write_step(step, parameters=parameters, metrics=metrics, model=model)
     # A record's JSON has its final newline.
@@ -149,14 +136,18 @@ def write_step(
     """Writes the file that Kubeflow reads after the step: only what the component declares."""
     # JSON has no NaN: Kubeflow would reject the whole file.
     finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
-    about: dict[str, Mapping[str, Json]] = {"system.Metrics": finite, _MODEL: model}
-    artifacts = {
-        name: {"artifacts": [{"name": name, "uri": uri, "metadata": about.get(kind, {})}]}
-        for name, (kind, uri) in step.artifacts.items()
-    }
-    values = {name: parameters[name] for name in step.parameters & parameters.keys()}
+    about: dict[str, Mapping[str, Json]] = {"system.Metrics": finite, "system.Model": model}
+    artifacts: dict[str, Json] = {}
+    for name, described in mapping(step.outputs, "artifacts").items():
+        # A list of one: our steps have no lists of artifacts.
+        (first,) = mappings(described, "artifacts")
+        metadata = about.get(text(first, "type", "schemaTitle"), {})
+        made: Json = {"name": name, "uri": text(first, "uri"), "metadata": metadata}
+        artifacts[name] = {"artifacts": [made]}
+    declared = mapping(step.outputs, "parameters").keys()
+    values = {name: parameters[name] for name in declared & parameters.keys()}
     document = {"parameterValues": values, "artifacts": artifacts}
-    write_text(step.output_file or "", json.dumps(document, indent=1))
+    write_text(text(step.outputs, "outputFile"), json.dumps(document, indent=1))
 
 
 def figures_of(record: Record) -> dict[str, float]:

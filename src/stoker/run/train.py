@@ -149,7 +149,6 @@ def train_run(
     as_json: bool = False,
     assume_yes: bool,
     is_step: bool = False,
-    always: bool = False,
 ) -> int:
     """Asks for the price, trains, writes record and report; returns the exit code.
 
@@ -164,7 +163,6 @@ def train_run(
         as_json: Whether the record is printed as JSON.
         assume_yes: Whether nothing is asked.
         is_step: Whether a pipeline's later step notifies the webhook.
-        always: Whether a failed training run ends with 0, as a pipeline's next step judges it.
 
     Raises:
         UsageError: If the platform refuses the request, with its key.
@@ -172,6 +170,8 @@ def train_run(
         PlatformError: If a run of that name still runs here.
         NoCapacityError: If there were no hosts, once the record is written.
     """
+    # On Kubeflow the next step judges a failed training run, so this one must not end the pipeline.
+    always = bool(step.outputs)
     for line, count in (decision.loader_workers if decision else {}).items():
         say(f"note: the loader at {line} is read as if it had num_workers={count}")
     catalog = catalog_of(workload, prices)
@@ -215,7 +215,6 @@ def train_run(
         model={**copied.lineage, "model_uri": copied.model_uri or ""},
     )
     say(f"logs: {folder / 'logs'}\nreport: {ending.report}")
-    # A pipeline's next step judges a failed training run, so this one must not end the pipeline.
     return 0 if always else code
 
 
