@@ -108,21 +108,6 @@ def test_a_type_that_nobody_knows_is_refused_before_anything_is_rented(project, 
         assert key in said
 
 
-def test_decide_keeps_a_type_without_facts_after_its_profile_was_paid(project, monkeypatch):
-    monkeypatch.setenv("STOKER_PIPELINE_RUN", "mnist--0a1b2c3d")
-    name = UNHEARD
-    # As the service's newer list, or a newer stoker, let it pass.
-    compiled = compile_pipeline(read_workload("w.yaml"), folder=project)
-    (text,) = [text for uri, text in compiled.uploads.items() if uri.endswith("workload.json")]
-    document = json.loads(text)
-    document["cluster"]["dnn"]["instance_type"] = name
-    document["constraints"]["allowed_instance_types"] = ["ml.c7i.4xlarge", "ml.c9i.4xlarge"]
-    (project / "workload.json").write_text(json.dumps(document))
-    decision = decide_step(name, project)
-    assert (decision.action, decision.verdict) == ("keep", "unknown")
-    assert any(name in each for each in decision.warnings)
-
-
 def pool(name: str) -> tuple[str, ...]:
     """Returns the options for a cluster with two pools, one of them of that type."""
     size = {"cpu": 7, "memory": "28Gi"}

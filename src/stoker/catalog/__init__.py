@@ -4,7 +4,7 @@ What a run costs is predicted in `decide.price`, asked about in `run.cost` befor
 and counted in `launch.spending` while it runs.
 """
 
-from stoker.catalog.catalog import Catalog, Instance, load_catalog, local_instance, unknown_instance
+from stoker.catalog.catalog import Catalog, Instance, load_catalog, local_instance
 from stoker.catalog.pools import catalog_of, with_pools
 
 __all__ = [
@@ -13,6 +13,5 @@ __all__ = [
     "catalog_of",
     "load_catalog",
     "local_instance",
-    "unknown_instance",
     "with_pools",
 ]

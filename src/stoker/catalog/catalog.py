@@ -402,20 +402,6 @@ def _local(platform: PlatformName, cores: int) -> Catalog:
     )
 
 
-def unknown_instance(name: str, *, platform: PlatformName, vcpus: int = 1) -> Instance:
-    """Returns a type of which only the name is known, and perhaps the measured vCPUs.
-
-    Today's hosts may have it; no plan proposes it.
-    """
-    full_name = platform_name(name.strip(), platform)
-    return Instance(
-        type=full_name,
-        family=full_name.rpartition(".")[0] or full_name,
-        vcpus=vcpus,
-        barred=f"nothing is known of {full_name}: no price, no size",
-    )
-
-
 @functools.cache
 def _aws(platform: PlatformName) -> Catalog:
     source = PLATFORM_INFOS[platform].price_list

@@ -10,7 +10,7 @@ less the share of daemons. Two more columns tell where the pods run:
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from math import floor
 from pathlib import Path
@@ -25,7 +25,6 @@ from stoker.catalog.catalog import (
     extended,
     load_catalog,
     parse_table,
-    unknown_instance,
 )
 from stoker.environment import cloud_region
 from stoker.records import NodePool, Workload, bare_type, read_text
@@ -39,12 +38,7 @@ _TAINT = re.compile(
 )
 
 
-def catalog_of(
-    workload: Workload,
-    prices: Path | None = None,
-    *,
-    is_service_type: Callable[[str], bool] = lambda name: False,
-) -> Catalog:
+def catalog_of(workload: Workload, prices: Path | None = None) -> Catalog:
     """Returns the instance types that plans for `workload` can be made of.
 
     On Kubernetes these are the node pools only, where the workload names some.
@@ -53,7 +47,6 @@ def catalog_of(
         workload: Its platform, prices and pools.
         prices: A CSV file that goes before `constraints.prices_file`, the pools file and the
             catalog.
-        is_service_type: Whether SageMaker trains on a type; asked where the catalog lacks it.
 
     Raises:
         UsageError: If a table is wrong.
@@ -79,15 +72,8 @@ def catalog_of(
         catalog = replace(catalog, region=None)
     if info.has_node_pools:
         return _of_pools(workload, catalog)
-    if not info.needs_training_enum:
-        return catalog
-
-    def of_service(name: str) -> Instance | None:
-        instance = unknown_instance(name, platform=workload.platform)
-        return instance if is_service_type(instance.type) else None
-
     is_elsewhere = region is not None and catalog.region not in (None, region)
-    return replace(catalog, make=of_service, hosts_region=region if is_elsewhere else None)
+    return replace(catalog, hosts_region=region) if is_elsewhere else catalog
 
 
 def _of_pools(workload: Workload, catalog: Catalog) -> Catalog:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from stoker.catalog import Catalog, Instance, local_instance, unknown_instance
+from stoker.catalog import Catalog, Instance, local_instance
 from stoker.decide.model import Cluster, Estimate, Work, estimate
 from stoker.errors import UsageError
 from stoker.records import (
@@ -474,11 +474,12 @@ def with_profiled(profile: Profile, catalog: Catalog) -> Catalog:
     """
     name = profile.host.instance_type
     vcpus = profile.host.vcpus
-    if catalog.find(name):
-        return catalog
-    if not vcpus or catalog.info.is_this_machine or local_instance(name):
+    is_here = catalog.info.is_this_machine or local_instance(name)
+    if catalog.find(name) or is_here or not vcpus:
         catalog.get(name)
-    instance = unknown_instance(name, platform=catalog.platform, vcpus=vcpus or 1)
+        return catalog
+    barred = f"nothing is known of {name}: no price, no size"
+    instance = Instance(type=name, family=name, vcpus=vcpus, barred=barred)
     return replace(catalog, instances=(*catalog.instances, instance))
 
 

@@ -34,7 +34,7 @@ from stoker.errors import (
 from stoker.host.installed import CARRIED
 from stoker.parameters import Kind, Parameter, Value, run_values
 from stoker.platforms import platform_named
-from stoker.platforms.aws import Aws, is_training_type
+from stoker.platforms.aws import Aws
 from stoker.platforms.base import JobSpec
 from stoker.platforms.kubernetes.api import ClusterApi
 from stoker.platforms.kubernetes.state import keep_profile, kept_profile
@@ -294,7 +294,7 @@ def checked(workload: Workload, *, target: str) -> Workload:
     # Whatever platform the file names: the pipeline's steps run on this one.
     platform: PlatformName = "kubernetes" if target == "kubeflow" else "sagemaker"
     placed = msgspec.structs.replace(workload, platform=platform)
-    refuse_undecidable(placed, catalog_of(placed, is_service_type=is_training_type))
+    refuse_undecidable(placed, catalog_of(placed))
     # Which groups get a channel is known once a plan has them.
     channels = {
         name: msgspec.structs.replace(channel, groups=None)

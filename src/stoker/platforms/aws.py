@@ -253,15 +253,6 @@ def service_model(service: str) -> "ServiceModel":
     return ServiceModel(Loader().load_service_model(service, "service-2"))
 
 
-def is_training_type(name: str) -> bool:
-    """Whether SageMaker trains on a type, by botocore's model; without botocore: no."""
-    try:
-        shape = service_model("sagemaker").shape_for("TrainingInstanceType")
-    except MissingExtraError:
-        return False
-    return name in getattr(shape, "enum", ())
-
-
 def split_uri(uri: str) -> tuple[str, str]:
     """Returns bucket and key of an s3:// address; raises UsageError if it is not one."""
     scheme, _, rest = uri.partition("://")

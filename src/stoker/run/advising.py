@@ -10,11 +10,10 @@ from msgspec import structs
 
 from stoker.catalog import Catalog, catalog_of, load_catalog
 from stoker.decide import DecisionInputs, TakeAs, decide, explain, with_profiled
-from stoker.environment import pipeline_run
 from stoker.errors import PlatformError, UsageError
 from stoker.pipelines.base import given_profile, kept_profiles
 from stoker.platforms import platform_named
-from stoker.platforms.aws import Aws, is_training_type
+from stoker.platforms.aws import Aws
 from stoker.platforms.sagemaker.submit import find_job
 from stoker.profile import profile
 from stoker.profile.explain import SUSPECTS
@@ -278,10 +277,7 @@ def decide_for(
         "platform": "local" if today.startswith("local.") else "sagemaker",
     }
     workload = named or workload_from(made_up, overrides=overrides)
-    # A step's profile was paid: a type that is allowed by a wrong name is no error then.
-    is_step = bool(pipeline_run() or kubeflow.outputs)
-    is_service_type = (lambda name: True) if is_step else is_training_type
-    catalog = catalog_of(workload, prices, is_service_type=is_service_type)
+    catalog = catalog_of(workload, prices)
     if file and take_as is None:
         try:
             with_profiled(profile, catalog)

@@ -16,7 +16,6 @@ from stoker.decide import DecisionInputs, decide
 from stoker.decide.explain import decision_words
 from stoker.errors import TerminatedError
 from stoker.evaluate import evaluate, evaluation_words
-from stoker.platforms.aws import is_training_type
 from stoker.platforms.local import lock_run_folder
 from stoker.record_words import profile_words, training_words
 from stoker.records import (
@@ -68,7 +67,7 @@ def run_chain(
     champion = champion_metrics("", workload=workload)
     today = todays_cluster(workload)
     # Once for all steps: prediction and bill have the same prices.
-    catalog = catalog_of(workload, prices, is_service_type=is_training_type)
+    catalog = catalog_of(workload, prices)
     first = STEPS.index(begin)
     folder = _folder(workload, first)
     say(f"stoker run {shlex.join(subject)}  →  {relative(folder)}")
