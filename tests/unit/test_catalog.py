@@ -77,7 +77,7 @@ def test_wrong_price_file_names_line_and_column(tmp_path, text, what, where):
 
 
 def test_prices_are_stale_after_ninety_days_and_dated_by_the_oldest(sagemaker):
-    used = [sagemaker.get("c5.9xlarge"), sagemaker.get("p4d.24xlarge")]
+    used = builders.clusters("ml.p4d.24xlarge", "ml.c5.9xlarge")
     fresh = sagemaker.prices(used, today=date(2026, 12, 26))
     stale = sagemaker.prices(used, today=date(2026, 12, 27))
     assert (fresh.date, fresh.stale, fresh.region) == ("2026-09-27", False, "us-east-1")

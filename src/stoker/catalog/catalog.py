@@ -184,12 +184,13 @@ class Catalog:
             "instances": msgspec.to_builtins(self.instances),
         }
 
-    def prices(self, used: Iterable[Instance], *, today: date) -> Prices:
-        """Returns where the prices of these types come from, with the oldest date."""
-        priced = [instance for instance in used if instance.usd_per_hour is not None]
-        dates = [instance.priced_on for instance in priced if instance.priced_on]
+    def prices(self, groups: Sequence[Group], *, today: date) -> Prices:
+        """Returns where the prices of these hosts come from, with the oldest date."""
+        used = [self.get(group.instance_type) for group in groups]
+        dates = [each.priced_on for each in used if each.usd_per_hour is not None]
+        known = [day for day in dates if day]
         # With one price without a date, the date of all is unknown.
-        oldest = min(dates, default=None) if len(dates) == len(priced) else None
+        oldest = min(known, default=None) if len(known) == len(dates) else None
         return Prices(
             hosts_region=self.hosts_region,
             date=str(oldest) if oldest else None,
@@ -197,6 +198,7 @@ class Catalog:
             purchase=self.purchase,
             source=self.source,
             stale=oldest is not None and (today - oldest).days > STALE_DAYS,
+            estimated=self.estimates(groups) or None,
         )
 
 

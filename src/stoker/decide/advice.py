@@ -44,7 +44,6 @@ _WORTH_A_LINE = 0.1
 
 def fix_first(profile: Profile, *, storage: Storage, bottleneck: Bottleneck) -> str:
     """Returns what to fix before anything that costs; empty: nothing."""
-    step = profile.step
     named = {state.id for state in profile.states if (state.share or 0.0) >= _MIN_SHARE}
     if bottleneck == "storage":
         named.add("storage")
@@ -54,10 +53,10 @@ def fix_first(profile: Profile, *, storage: Storage, bottleneck: Bottleneck) -> 
     for name, words in _FIX_FIRST.items():
         if name in named:
             return words
+    step = profile.step
     waits = (step.loader_wall_seconds or 0.0) > WAITS * (step.loader_cpu_seconds or 0.0)
     # Hosts of a larger cluster would wait as well; more workers cost nothing.
-    is_free = any(fix.id == "num_workers" for fix in profile.fixes)
-    if "workers" in named and is_free and waits:
+    if waits and "workers" in named and any(fix.id == "num_workers" for fix in profile.fixes):
         return "loader workers wait for reads, and more of them are free"
     return ""
 
@@ -124,7 +123,7 @@ def _advice_on_hosts(space: Space, decision: Decision) -> Iterator[tuple[str, st
         text = "More replicas make a larger global batch"
         if decision.plan.global_batch_size:
             text += f": {decision.plan.global_batch_size} samples instead of "
-            text += str(work.global_batch_size)
+            text += str(space.profile.step.global_batch_size)
         text += ". Try a learning rate larger by the same factor, with a warm-up. "
         yield "global-batch", f"{text}Step times are given for today's global batch.", ""
 

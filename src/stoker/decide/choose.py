@@ -203,7 +203,7 @@ def _explained(space: Space) -> _Reply:
         return "no" if is_no else "unknown", work.unexplained.text
     how = "scaled" if space.taken else "measured"
     because = f"they give {ms(work.step_seconds)}, {how} {ms(work.measured_seconds)}"
-    return ("yes", because) if work.is_checked else ("unknown", f"not checked: {because}")
+    return ("yes", because) if space.profile.check else ("unknown", f"not checked: {because}")
 
 
 def _is_cpu_the_limit(space: Space) -> _Reply:

@@ -103,13 +103,9 @@ def decide(inputs: DecisionInputs) -> Decision:
     rest = {(plan.action, plan.groups): plan for plan in (*reversed(others), keep)}
     rest.pop((chosen.action, chosen.groups), None)
     plans = (chosen, *sorted(rest.values(), key=space.rank))
-    catalog = inputs.catalog
-    types = [catalog.get(group.instance_type) for group in (*keep.groups, *chosen.groups)]
-    prices = msgspec.structs.replace(
-        catalog.prices(types, today=inputs.today),
-        purchase=space.purchase,
-        estimated=catalog.estimates(group for plan in plans for group in plan.groups) or None,
-    )
+    groups = [group for plan in plans for group in plan.groups]
+    prices = inputs.catalog.prices(groups, today=inputs.today)
+    prices = msgspec.structs.replace(prices, purchase=space.purchase)
     profile = space.profile
     decision = Decision(
         profile_sha256=sha256_of(inputs.profile),

@@ -29,7 +29,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from stoker.catalog import Instance
-from stoker.records import Bottleneck, EpochTimes, Limit, Storage
+from stoker.records import Bottleneck, Limit, Storage
 from stoker.records.profile import LEAST_FREE
 from stoker.units import wait_share
 
@@ -59,9 +59,6 @@ _SCALING_ACROSS = 0.9
 # core on one machine reaches 0.91 to 0.97 alone.
 _EFFICIENCY = 0.93
 _EFFICIENCY_MIXED = 0.85
-# More than eight are worth less: cedar measured .90, .86, .77, .65 at 2, 4, 8, 12 processes.
-_WORTH_BEYOND = 0.88
-_MANY_HOSTS = 8
 # Share of the turns that stays when all batches are made elsewhere. Measured on one core, over the
 # CPU-seconds without loading: 1.0 to 1.1 times with all batches made elsewhere, 1.1 to 1.4 times
 # with a local worker.
@@ -70,8 +67,6 @@ _TURNS_LEFT = 0.5
 _RECEIVE_CPU_PER_BYTE = 0.5e-9
 # Share of a network interface's nominal rate that a feed reaches.
 _NETWORK_EFFICIENCY = 0.7
-# Below this much of a host's vCPUs the trainer's reserve is not believed.
-_LEAST_UNRESERVED = 1 / 8
 # Each leaves two thirds of the shares that may be the best: 1e-8 of all are left.
 _THIRDS = 45
 # A prediction never goes below this fraction of today's step: it would rest on no term at all.
@@ -175,10 +170,8 @@ class Work:
         shards: Shards of the stream over all ranks, which limit the busy workers; 0: no limit.
         launch_share: Share of the accelerator's step in which no kernel runs, though no batch is
             waited for: the script launches them too slowly.
-        epochs: Time beyond the usual steps of whole epochs.
         doubts: What was not measured, each with the relative error that it may add.
         others_width: Relative error from other programs.
-        is_checked: The profile was checked against its own parts.
         factors: Factor on a limit's term with which today's cluster gives today's step.
     """
 
@@ -203,12 +196,9 @@ class Work:
     storage: Storage = "unknown"
     shards: int = 0
     launch_share: float = 0.0
-    global_batch_size: int | None = None
-    epochs: EpochTimes | None = None
     doubts: Mapping[str, float] = field(default_factory=dict)
     unexplained: Unexplained | None = None
     others_width: float = 0.0
-    is_checked: bool = False
     factors: Mapping[Limit, float] = field(default_factory=dict)
 
     @property
@@ -283,18 +273,16 @@ class Work:
             # No batch is waited for: only the CPU, which loading shares, slows the steps.
             is_cpu = lost >= LEAST_GAIN and seconds["cpu"] > seconds["accelerator"]
             return "cpu" if is_cpu else "accelerator"
-        limit = _largest(seconds)
-        is_waiting = self.waits and self.workers > 0
-        if limit == "latency" and more_workers(self) is None:
+        cluster = self.todays
+        better = more_workers(self)
+        if better is None:
             # No more workers would help: the limit is the one that would hold with them.
-            enough = tuned(self, self.todays)
-            workers = max(enough.dnn.workers or 0, self.workers // self.hosts)
-            limit = _largest(terms(self, enough.with_workers(workers)))
-            if limit == "latency" and not is_waiting:
-                # A worker that computes all the time needs a core.
-                return "cpu"
-        if limit == "latency" and not is_waiting:
-            return "workers"
+            enough = tuned(self, cluster)
+            cluster = max(cluster, enough, key=lambda each: each.dnn.all_workers)
+        limit = _largest(terms(self, cluster))
+        if limit == "latency" and not (self.waits and self.workers):
+            # A worker that computes all the time needs a core.
+            return "workers" if better else "cpu"
         return "network" if limit == "receive" else limit
 
     def speed(self, instance: Instance) -> float:
@@ -323,9 +311,7 @@ class Work:
         # Other programs that ran on today's hosts are assumed on all hosts of that type.
         if instance.type == self.reference.type:
             reserved += self.others_vcpus / self.hosts
-        # A reserve is a guess and may not take nearly all vCPUs; measured programs may.
-        least = _LEAST_UNRESERVED if self.reserved_vcpus else LEAST_FREE
-        free = max(instance.capacity - reserved, instance.capacity * least)
+        free = max(instance.capacity - reserved, instance.capacity * LEAST_FREE)
         return hosts.count * free * self.speed(instance)
 
 
@@ -412,9 +398,7 @@ def _lines(work: Work, cluster: Cluster, *, is_alone: bool) -> Iterator[_Line]:
         yield "latency", step + loading, 0.0
     if data is None:
         return
-    beyond = max(0, data.count - _MANY_HOSTS)
     worth = _EFFICIENCY if is_alone else _EFFICIENCY_MIXED
-    worth *= (data.count - beyond + _WORTH_BEYOND * beyond) / data.count
     # The agent encrypts and sends: it takes one vCPU of a large host, else it shares.
     vcpus = data.instance.capacity - (1 if data.instance.capacity >= 8 else 0)
     vcpus *= data.count * worth * work.speed(data.instance)

@@ -246,7 +246,7 @@ def make_plan(
     if is_measured:
         made = replace(made, step_seconds=work.measured_seconds)
         # A repeated run on the same hosts differs, too, and so does the machine.
-        width = math.hypot(_BAND, work.others_width) if work.is_checked else 0.0
+        width = math.hypot(_BAND, work.others_width) if space.profile.check else 0.0
     outcome = None if problem else _predicted(space, cluster, made, min(width, _WIDEST))
     reason = ""
     if asked_for:
@@ -255,7 +255,7 @@ def make_plan(
         reason = "today's cluster, as it was measured" if is_measured else "today's cluster"
     if not problem and action != "keep":
         problem = _problem_of(space, cluster, outcome)
-    batch = work.global_batch_size
+    batch = space.profile.step.global_batch_size
     if batch is not None:
         batch = None if cluster.replicas == 1 else max(1, round(cluster.replicas * batch))
     # What a script sets is of one rank, and a host may have several.
@@ -313,10 +313,11 @@ def _predicted(space: Space, cluster: Cluster, made: Estimate, width: float) -> 
     low, high = step * (1 - width), step * (1 + width)
     figures: dict[str, float | None] = {}
     # Time and money are counted by whole epochs, where they are known.
-    if work.epochs and (work.epochs.steps or work.epochs.inside_seconds):
-        epochs = _planned_epochs(work, cluster, work.epochs)
+    times = space.profile.epochs
+    if times and (times.steps or times.inside_seconds):
+        epochs = _planned_epochs(work, cluster, times)
         seconds = epochs.whole_step_seconds(step)
-        seconds_today = work.epochs.whole_step_seconds(seconds_today)
+        seconds_today = times.whole_step_seconds(seconds_today)
         figures = {
             "whole_step_seconds": seconds,
             "whole_step_seconds_low": epochs.whole_step_seconds(low, pause="low_seconds"),

@@ -7,7 +7,6 @@ from dataclasses import replace
 from stoker.catalog import Instance
 from stoker.decide.model import Cluster, Hosts, estimate, more_workers, shards_on, tuned
 from stoker.decide.price import Space, make_plan
-from stoker.errors import UsageError
 from stoker.records import Action, Group, Plan
 
 _MORE_HOSTS = (2, 4)
@@ -114,16 +113,14 @@ def _data_types(space: Space) -> Iterator[Instance]:
 def named(space: Space, groups: Sequence[Group]) -> Plan:
     """Returns the plan of a cluster that the user named.
 
-    Raises UsageError for other groups than one dnn and one data, or a type that is not in the
-    catalog.
+    Args:
+        space: What plans are made from.
+        groups: The dnn hosts, and the data hosts if there are any.
+
+    Raises:
+        UsageError: If a type is not in the catalog.
     """
-    group, *others = sorted(groups, key=lambda group: group.role, reverse=True)
-    if group.role != "dnn" or [other.role for other in others] not in ([], ["data"]):
-        raise UsageError(
-            "a cluster has one dnn group, and at most one data group",
-            where="--group",
-            fix="for example --group dnn=1 --group data=c5.4xlarge:2",
-        )
+    group, *others = groups
     workers = group.workers_per_host
     instance = space.get(group.instance_type)
     cluster = _cluster(space, instance, group.count)
@@ -132,8 +129,6 @@ def named(space: Space, groups: Sequence[Group]) -> Plan:
         own = other.workers_per_host
         data = Hosts(instance=kind, count=other.count, workers=kind.vcpus if own is None else own)
         cluster = replace(cluster, data=data)
-    processes = group.processes_per_host or cluster.processes
-    cluster = replace(cluster, processes=processes)
     # A group without :WORKERS leaves them to stoker, as a searched cluster does.
     cluster = _settled(space, cluster) if workers is None else cluster.with_workers(workers)
     todays, there = map(_accelerators, (space.today, instance))

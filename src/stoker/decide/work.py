@@ -10,7 +10,6 @@ from dataclasses import replace
 
 from stoker.catalog import Instance
 from stoker.decide.model import LOADING, WAITS, Unexplained, Work, estimate
-from stoker.errors import UsageError
 from stoker.records import Limit, Profile, Storage
 from stoker.records.profile import OTHERS, error_width, is_beyond_telling
 from stoker.units import ms, percentage, vcpus_words
@@ -30,9 +29,6 @@ _CORRECTED: Mapping[Limit, tuple[Limit, ...]] = {
     "accelerator": ("accelerator",),
     "storage": ("storage",),
 }
-# Far wider than any training run (1e7 s are 116 days): only a wrong unit is refused.
-_LONGEST_STEP = 1e7
-_MOST_BYTES = 1e15
 AGAIN = "profile again on a quiet machine"
 
 
@@ -80,11 +76,7 @@ def measure(
         today: Type of its hosts.
         processes: Trainer processes that are launched on a host.
         storage: Whether each host has a separate storage.
-
-    Raises:
-        UsageError: If a number of the profile is out of range.
     """
-    _refuse_absurd(profile)
     work = _uncorrected(profile, today=today, processes=processes, storage=storage)
     modelled = estimate(work, work.todays)
     # Limited to a factor of five below: beyond that the parts are wrong (see `_unexplained`).
@@ -150,10 +142,7 @@ def _uncorrected(
         storage=storage,
         shards=(profile.loader and profile.loader.shards) or 0,
         launch_share=_launch_share(profile),
-        global_batch_size=step.global_batch_size,
-        epochs=profile.epochs,
         others_width=error_width(others_vcpus_of(profile), vcpus=vcpus),
-        is_checked=profile.check is not None,
     )
     cpu = step.loader_cpu_seconds
     turns = 0.0
@@ -299,15 +288,3 @@ def _unexplained(profile: Profile, work: Work) -> Unexplained | None:
 
 def _miss_words(work: Work) -> str:
     return f"the parts give {ms(work.step_seconds)} per step, measured {ms(work.measured_seconds)}"
-
-
-def _refuse_absurd(profile: Profile) -> None:
-    for name in profile.step.__struct_fields__:
-        value = getattr(profile.step, name)
-        most = _MOST_BYTES if name == "batch_bytes" else _LONGEST_STEP
-        if value is not None and value > most:
-            raise UsageError(
-                f"{value:g} is out of range: it must be at most {most:g}",
-                where=f"profile, key step.{name}",
-                fix="check the unit: seconds and bytes",
-            )
