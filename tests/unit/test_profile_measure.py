@@ -106,20 +106,9 @@ def test_what_others_took_of_the_cpus_is_accounted_for_and_said():
     assert "other programs" not in explain(profile_of(first, changed(first, rank=1)))
 
 
-def test_a_pod_without_a_limit_has_the_vcpus_that_it_used_and_no_more_than_its_node():
-    # Two workers of 0.2 CPU-seconds a batch, beside a trainer: 2.6 vCPUs, of which it asks for one.
-    pod = rank_of(
-        wait=0.080,
-        accelerator=0.020,
-        trainer_cpu=0.060,
-        children_cpu=0.200,
-        vcpus=1,
-        drains=(drained(1, 0.200), drained(2, 0.200), drained(4, 0.200)),
-    )
-    free = profile_of(changed(pod, most_vcpus=8))
-    assert (free.host.capacity, [state.id for state in free.states]) == (2.6, ["cpu"])
-    assert profile_of(changed(pod, most_vcpus=2)).host.capacity == 2
-    assert profile_of(pod).host.capacity == 1
+@pytest.mark.parametrize(("limit", "vcpus"), [(8, 2.6), (2, 2), (1, 1)])
+def test_a_pod_without_a_limit_has_the_vcpus_that_it_used_and_no_more_than_its_node(limit, vcpus):
+    assert Evidence(seconds=10, busy_seconds=26).used_vcpus(capacity=1, limit=limit) == vcpus
 
 
 def test_a_rank_that_left_nothing_is_named():

@@ -128,7 +128,7 @@ THROTTLED = {"periods": 100, "throttled_periods": 80, "throttled_seconds": 6.0}
 
 def test_a_simulated_quota_that_stops_the_group_is_named_and_counts_as_its_vcpus():
     took = {"wait": 0.060, "accelerator": 0.030, "children_cpu": 0.140}
-    drains = (drained(1, 0.140, wall=0.250, rate=8.0),)
+    drains = (drained(1, 0.140, rate=8.0),)
     stopped = rank_of(**took, vcpus=1.5, drains=drains, held_looks=180, **THROTTLED)
     states = found(stopped)
     # Neither the interpreter lock nor reads: threads of a group that is stopped just stop.

@@ -8,10 +8,9 @@ import msgspec
 
 from stoker.decide.work import parts_of
 from stoker.errors import UsageError
-from stoker.feed.timeline import waits_longest
 from stoker.profile.fixes import find_fixes
 from stoker.profile.rank_results import Drain, RankResult
-from stoker.profile.states import capacity, find_states, is_throttled, others_vcpus
+from stoker.profile.states import capacity, find_states, others_vcpus
 from stoker.records import (
     Check,
     EpochPause,
@@ -28,9 +27,6 @@ from stoker.records import (
 )
 from stoker.records.base import Value
 from stoker.records.profile import GpuLoads, busy_share, during_steps
-
-# Clocks are read at slightly different times: only more than this was more than the pod asks for.
-_MORE_THAN_ASKED = 1.05
 
 
 def combine(
@@ -64,10 +60,9 @@ def combine(
             f"only ranks {present} of {ranks[0].world_size} left results",
             fix="read the log of the missing ranks, and profile again",
         )
-    ranks = _comparable(ranks)
     first = ranks[0]
     # All others wait for the rank whose steps wait longest: as in a run's record.
-    waiting = ranks[waits_longest({place: rank.wait_share for place, rank in enumerate(ranks)})]
+    waiting = max(ranks, key=lambda rank: rank.wait_share)
     slowest = max(ranks, key=lambda rank: rank.compute_seconds)
     vcpus = capacity(ranks)
     batches = [rank.batch for rank in ranks if rank.batch]
@@ -152,28 +147,6 @@ def host_of(rank: RankResult, *, group: TodaysGroup, settings: ProfileSettings) 
         accelerators=inventory.accelerators,
         accelerator_model=inventory.accelerator_model,
     )
-
-
-def _comparable(ranks: Sequence[RankResult]) -> Sequence[RankResult]:
-    """Returns ranks whose figures can be compared with each other."""
-    is_stopped = any(is_throttled(rank.evidence) for rank in ranks)
-    used = defaultdict[str, float](float)
-    for rank in ranks:
-        used[rank.host] += rank.used_vcpus
-    comparable = []
-    for rank in ranks:
-        drains = rank.drains
-        vcpus = rank.vcpus
-        if is_stopped:
-            # The loader alone was stopped by the quota, too, which is no waiting for data.
-            drains = tuple(
-                msgspec.structs.replace(drain, wall_seconds=drain.cpu_seconds) for drain in drains
-            )
-        if used[rank.host] > _MORE_THAN_ASKED * vcpus:
-            # A pod without a limit may use the idle CPUs of its node: the step had them.
-            vcpus = max(vcpus, min(rank.most_vcpus, round(used[rank.host], 2)))
-        comparable.append(msgspec.structs.replace(rank, drains=drains, vcpus=vcpus))
-    return comparable
 
 
 # CPU time and time of one rank's part of a step.

@@ -11,6 +11,8 @@ from stoker.units import wait_share
 HOST = "host"
 # A quota that stops its group in fewer periods says nothing.
 _MIN_PERIODS = 5
+# A container that its quota stops in fewer periods hardly notices.
+_MIN_THROTTLED = 0.10
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,6 +49,15 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
         if self.periods < _MIN_PERIODS or not self.seconds:
             return 0.0
         return min(self.throttled_periods / self.periods, self.throttled_seconds / self.seconds)
+
+    @property
+    def is_throttled(self) -> bool:
+        return self.stopped_share >= _MIN_THROTTLED
+
+    def used_vcpus(self, *, capacity: float, limit: float) -> float:
+        """Returns a host's vCPUs: a pod without a limit may use the idle CPUs of its node."""
+        busy = self.busy_seconds / max(self.seconds, 1e-9)
+        return max(capacity, min(limit, round(busy, 1)))
 
 
 class Quartiles(msgspec.Struct, frozen=True, kw_only=True):
@@ -140,8 +151,8 @@ class RankResult(msgspec.Struct, kw_only=True):
 
     Attributes:
         missing: Why the profile is incomplete; empty where it is not.
-        vcpus: vCPUs that this process may use: 1.5 under a quota of one and a half.
-        most_vcpus: The same where others of its node idle: a pod without a limit may use more.
+        vcpus: vCPUs that this process may use: 1.5 under a quota of one and a half; those that a
+            pod without a limit used, if that is more than it asks for.
         as_is: The user's steps, untouched.
         children_cpu_seconds: Of all processes below the trainer, in such a step.
         stocked: The steps on stock, which never wait for the main loader.
@@ -154,7 +165,6 @@ class RankResult(msgspec.Struct, kw_only=True):
     host: str
     missing: str = ""
     vcpus: float
-    most_vcpus: float = 0.0
     steps: int = 0
     as_is: StepTimes | None = None
     children_cpu_seconds: float = 0.0

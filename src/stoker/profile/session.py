@@ -20,6 +20,7 @@ from weakref import ref
 
 import msgspec
 import torch.utils.data
+from msgspec.structs import replace
 
 from stoker.environment import ProcessSettings, from_environment
 from stoker.errors import UsageError
@@ -205,7 +206,6 @@ class Session:
             world_size=ranks.world_size,
             host=ranks.host,
             vcpus=vcpu_capacity(),
-            most_vcpus=vcpu_limit(),
         )
         self._timeline_file = self._folder / BASELINE_TIMELINE.format(rank=ranks.rank)
         self._timeline = Timeline(self._timeline_file)
@@ -285,6 +285,7 @@ class Session:
         result.as_is = steps.result(workers=result.num_workers)
         result.evidence = seen = self._watch.result
         result.children_cpu_seconds = seen.children_seconds / max(1, seen.steps)
+        result.vcpus = seen.used_vcpus(capacity=result.vcpus, limit=vcpu_limit())
         run = whole_run(read_timeline(self._timeline_file), epoch_steps=self._epoch_batches)
         result.epoch_times = run.times if run else None
         # In most steps: a loader that is read now and then is no part of a step.
@@ -407,6 +408,11 @@ class Session:
             most=room // _HELD_BATCHES,
             iterate=self._iterate,
         )
+        if result.evidence.is_throttled:
+            # The loader alone was stopped by the quota, too, which is no waiting for data.
+            result.drains = tuple(
+                replace(each, wall_seconds=each.cpu_seconds) for each in result.drains
+            )
         for drain in result.drains:
             self._log.event(
                 EventName.PROFILE_LOADER, workers=drain.workers, cpu_seconds=drain.cpu_seconds

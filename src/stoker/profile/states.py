@@ -12,13 +12,11 @@ from statistics import median
 from types import MappingProxyType
 
 from stoker.decide.model import LEAST_GAIN, Work, more_workers
-from stoker.profile.rank_results import Drain, Evidence, RankResult
+from stoker.profile.rank_results import Drain, RankResult
 from stoker.records import ProfileState, StepTerms
 from stoker.records.profile import MAX_OTHERS, GpuLoads, during_steps, used_gpus
 from stoker.units import ms, numbered, percentage, size, vcpus_words
 
-# A container that its quota stops in fewer periods hardly notices.
-_MIN_THROTTLED = 0.10
 # A share of this many looks is known to about 0.1.
 _MIN_LOOKS = 15
 # A loop of Python code holds the interpreter lock at nearly all looks, torch's operations at few.
@@ -48,10 +46,6 @@ _EXPLAINS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 # A state's id, its share of a step, and its text.
 _State = tuple[str, float, str]
-
-
-def is_throttled(seen: Evidence) -> bool:
-    return seen.stopped_share >= _MIN_THROTTLED
 
 
 def capacity(ranks: Sequence[RankResult]) -> float:
@@ -115,7 +109,7 @@ def _of_processes(ranks: Sequence[RankResult], waiting: RankResult) -> Iterator[
     for rank in sorted(ranks, key=lambda rank: rank.evidence.stopped_share):
         seen = rank.evidence
         where = f" (rank {rank.rank}, host {rank.host})" if len(ranks) > 1 else ""
-        if is_throttled(seen):
+        if seen.is_throttled:
             text = (
                 f"throttled container: its CPU quota stopped it in {seen.throttled_periods} of "
                 f"{seen.periods} periods, {seen.throttled_seconds:.1f} s in {seen.seconds:.1f} s"
@@ -155,7 +149,7 @@ def _of_loading(
     vcpus = capacity(ranks)
     used = sum(rank.used_vcpus for rank in ranks)
     busy = min(1.0, (used + others_vcpus(ranks)) / vcpus)
-    if any(is_throttled(rank.evidence) for rank in ranks):
+    if any(rank.evidence.is_throttled for rank in ranks):
         # A group that is stopped has no idle vCPUs, even if the machine has.
         busy = 1.0
     bottleneck = parts.bottleneck if parts else None
