@@ -59,7 +59,6 @@ def hosts(draw: st.DrawFn) -> RankResult:
         copies=Copies(
             seconds=accelerator * draw(st.sampled_from([0.3, 0.02, 0.0])),
             pinned_seconds=0.0,
-            copied_bytes=1,
         )
         if has_device
         else None,

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
-NVML_CLOCK_SM = 1
 VARIABLE = "DOUBLE_OF_NVML"
 
 # Codes and texts of the errors.
@@ -64,8 +63,6 @@ class FakeGpu:
     utilization: tuple[int, ...] = (28,)
     memory_total: int = 80 << 30
     memory_used: int = 12 << 30
-    power_mw: int = 210_000
-    sm_clock: int = 1755
     refuses: dict[str, int] = field(default_factory=dict)
     lost_after: int | None = None
     looks: int = 0
@@ -78,8 +75,6 @@ class _Handle:
 
 class FakeNvml:
     """The package's functions. `init_code`: the error of nvmlInit."""
-
-    NVML_CLOCK_SM = NVML_CLOCK_SM
 
     def __init__(
         self,
@@ -130,16 +125,6 @@ class FakeNvml:
         self._ask(handle, "nvmlDeviceGetMemoryInfo")
         total, used = handle.gpu.memory_total, handle.gpu.memory_used
         return SimpleNamespace(total=total, used=used, free=total - used)
-
-    def nvmlDeviceGetPowerUsage(self, handle: _Handle) -> int:
-        self._ask(handle, "nvmlDeviceGetPowerUsage")
-        return handle.gpu.power_mw
-
-    def nvmlDeviceGetClockInfo(self, handle: _Handle, kind: int) -> int:
-        self._ask(handle, "nvmlDeviceGetClockInfo")
-        if kind != NVML_CLOCK_SM:
-            raise error(2)
-        return handle.gpu.sm_clock
 
     def _must_be_open(self) -> None:
         if not self.opened:

@@ -233,7 +233,6 @@ def with_gpus(folder: Path, *, seconds: int = 300) -> dict[str, object]:
                     number=str(number),
                     utilization=share * (second >= 20) * (number == 0),
                     memory_bytes=12.5e9,
-                    power_watts=310.0,
                 )
                 for number in range(2)
             ]

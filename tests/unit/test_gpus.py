@@ -51,14 +51,13 @@ def test_a_look_has_all_figures_in_their_units(monkeypatch):
     assert state.gpu.memory_total_bytes == 80 << 30
     sample = state.sample
     assert (sample.utilization, sample.memory_bytes) == (0.28, 12 << 30)
-    assert (sample.power_watts, sample.sm_clock_mhz) == (210.0, 1755.0)
 
 
 def test_what_a_gpu_refuses_is_not_known(monkeypatch):
-    gpu = FakeGpu(refuses={"nvmlDeviceGetPowerUsage": 3}, lost_after=1)
+    gpu = FakeGpu(refuses={"nvmlDeviceGetMemoryInfo": 3}, lost_after=1)
     found = reader(monkeypatch, FakeNvml(gpu))
     (state,) = found.look()
-    assert (state.sample.power_watts, state.sample.utilization) == (None, 0.28)
+    assert (state.sample.memory_bytes, state.sample.utilization) == (None, 0.28)
     (state,) = found.look()
     assert state.sample.utilization is None
 

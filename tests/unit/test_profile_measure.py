@@ -182,7 +182,7 @@ ASKING = rank_of(
     children_cpu=0.04,
     drains=(drained(16, 0.04), drained(4, 0.04), drained(1, 0.04)),
     clock="cuda:0",
-    copies=Copies(seconds=0.0005, pinned_seconds=0.0005, copied_bytes=1),
+    copies=Copies(seconds=0.0005, pinned_seconds=0.0005),
 )
 
 

@@ -103,16 +103,12 @@ class GpuRate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         number: The GPU there.
         utilization: Share of the time in which a kernel ran, 0 to 1.
         memory_bytes: Memory in use.
-        power_watts: Power that it draws.
-        sm_clock_mhz: Clock of its multiprocessors.
     """
 
     host: str
     number: str
     utilization: Figure | None = None
     memory_bytes: Figure | None = None
-    power_watts: Figure | None = None
-    sm_clock_mhz: Figure | None = None
 
 
 class Interval(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -46,8 +46,6 @@ class GpuSample(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     utilization: _BusyShare | None = None
     memory_bytes: _Amount | None = None
-    power_watts: _Amount | None = None
-    sm_clock_mhz: _Amount | None = None
 
 
 class GpuState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -135,12 +133,9 @@ class GpuReader:
         for gpu, handle in self._handles.items():
             rates = _answer(nvml.nvmlDeviceGetUtilizationRates, handle)
             memory = _answer(nvml.nvmlDeviceGetMemoryInfo, handle)
-            power = _answer(nvml.nvmlDeviceGetPowerUsage, handle)
             sample = GpuSample(
                 utilization=min(1.0, rates.gpu / 100) if rates else None,
                 memory_bytes=float(memory.used) if memory else None,
-                power_watts=power / 1000 if power else None,
-                sm_clock_mhz=_answer(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM),
             )
             states.append(GpuState(gpu=gpu, sample=sample))
         return states

@@ -94,14 +94,10 @@ class Copies(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         seconds: As the batch lies.
         pinned_seconds: From pinned memory.
-        copied_bytes: Of the batch.
-        is_pinned: It lies in pinned memory.
     """
 
     seconds: float
     pinned_seconds: float
-    copied_bytes: int
-    is_pinned: bool = False
 
 
 class Drain(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,7 +7,6 @@ kernel runs.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain
 from statistics import median
 from types import MappingProxyType
 
@@ -15,7 +14,7 @@ from stoker.decide.model import LEAST_GAIN, Work, more_workers
 from stoker.profile.rank_results import Drain, RankResult
 from stoker.records import ProfileState, StepTerms
 from stoker.records.profile import MAX_OTHERS, GpuLoads, during_steps, used_gpus
-from stoker.units import ms, numbered, percentage, size, vcpus_words
+from stoker.units import ms, numbered, percentage, vcpus_words
 
 # A share of this many looks is known to about 0.1.
 _MIN_LOOKS = 15
@@ -85,15 +84,17 @@ def find_states(
         gpus: Loads of the GPUs during the steps as they are.
     """
     # The others wait for this rank in all-reduce: it shows what all of them wait for.
-    waiting = max(ranks, key=lambda rank: rank.wait_seconds)
-    states = {
-        name: (share, text)
-        for name, share, text in chain(
-            _of_processes(ranks, waiting),
-            _of_loading(ranks, waiting, parts),
-            _of_accelerator(ranks, parts, step, gpus),
-        )
-    }
+    waiting = max(ranks, key=lambda rank: rank.wait_share)
+    vcpus = capacity(ranks)
+    busy = min(1.0, (sum(rank.used_vcpus for rank in ranks) + others_vcpus(ranks)) / vcpus)
+    if any(rank.evidence.is_throttled for rank in ranks):
+        # A group that is stopped has no idle vCPUs, even if the machine has.
+        busy = 1.0
+    found = [*_of_processes(ranks, waiting), *_of_limit(ranks, parts, busy=busy)]
+    if parts:
+        found += _of_loading(waiting, parts, busy=busy)
+        found += _of_accelerator(parts, step, gpus)
+    states = {name: (share, text) for name, share, text in found}
     for name, explained in _EXPLAINS.items():
         for other in explained if name in states else ():
             states.pop(other, None)
@@ -142,31 +143,39 @@ def _of_processes(ranks: Sequence[RankResult], waiting: RankResult) -> Iterator[
         yield "other-programs", others / vcpus, text
 
 
-def _of_loading(
-    ranks: Sequence[RankResult], waiting: RankResult, parts: Work | None
-) -> Iterator[_State]:
-    """Yields why steps wait for data: busy CPUs, what workers share, or too few workers."""
-    vcpus = capacity(ranks)
-    used = sum(rank.used_vcpus for rank in ranks)
-    busy = min(1.0, (used + others_vcpus(ranks)) / vcpus)
-    if any(rank.evidence.is_throttled for rank in ranks):
-        # A group that is stopped has no idle vCPUs, even if the machine has.
-        busy = 1.0
+def _of_limit(ranks: Sequence[RankResult], parts: Work | None, *, busy: float) -> Iterator[_State]:
+    """Yields whether the CPUs or the accelerator set the pace."""
+    # Loading hardly lengthens a step of the latter, and its parts say so, too, if known.
+    rank = max(ranks, key=lambda rank: rank.lost_share)
     bottleneck = parts.bottleneck if parts else None
-    lost = max(rank.lost_share for rank in ranks)
-    if bottleneck in ("cpu", None) and lost >= LEAST_GAIN and busy >= _BUSY:
+    if bottleneck in ("cpu", None) and rank.lost_share >= LEAST_GAIN and busy >= _BUSY:
         workers = sum(rank.children_cpu_seconds for rank in ranks)
         trainers = sum(rank.taken.trainer_cpu_seconds for rank in ranks)
         text = (
             f"CPU-bound: a step uses {workers:.3f} CPU-seconds of loader workers and "
-            f"{trainers:.3f} of trainers, on {vcpus_words(vcpus)}, {percentage(busy)} busy"
+            f"{trainers:.3f} of trainers, on {vcpus_words(capacity(ranks))}, "
+            f"{percentage(busy)} busy"
         )
-        yield "cpu", lost, text
+        yield "cpu", rank.lost_share, text
+    is_bound = bottleneck in ("accelerator", "none")
+    is_bound |= bottleneck is None and rank.wait_share < LEAST_GAIN
+    if rank.stocked and rank.lost_share < _MAX_LOST and is_bound:
+        # The rest waits for copies: a separate state.
+        computing = rank.compute_seconds - (rank.transfer_seconds or 0.0)
+        text = (
+            f"accelerator-bound: a step takes {ms(rank.step_seconds)}, without loading "
+            f"{ms(rank.compute_seconds)}; {percentage(rank.wait_share)} of it is waiting for data"
+        )
+        yield "accelerator", computing / rank.step_seconds, text
+
+
+def _of_loading(waiting: RankResult, parts: Work, *, busy: float) -> Iterator[_State]:
+    """Yields why steps wait for data, besides busy CPUs: what workers share, or too few of them."""
     share = waiting.wait_share
-    if parts is None or share < LEAST_GAIN:
+    if share < LEAST_GAIN:
         return
     tried = waiting.tried
-    if bottleneck == "storage" and tried:
+    if parts.bottleneck == "storage" and tried:
         # What is read ahead may hide all waiting of a lone worker, and none of many workers.
         idlest = max(tried[0], tried[-1], key=lambda drain: drain.idle_share)
         text = (
@@ -189,58 +198,35 @@ def _of_loading(
     yield "workers", share, text
 
 
-def _of_accelerator(
-    ranks: Sequence[RankResult], parts: Work | None, step: StepTerms, gpus: GpuLoads
-) -> Iterator[_State]:
-    """Yields how the accelerator sets the pace, and what it waits for besides data."""
-    is_bound = parts is not None and parts.bottleneck in ("accelerator", "none")
-    # Loading hardly lengthens a step, and its parts say so, too, where they are known.
-    rank = max(ranks, key=lambda rank: rank.lost_share)
-    is_likely = parts is None and rank.wait_share < LEAST_GAIN
-    if rank.stocked and rank.lost_share < _MAX_LOST and (is_bound or is_likely):
-        # The rest waits for copies: a separate state.
-        busy = rank.compute_seconds - (rank.transfer_seconds or 0.0)
+def _of_accelerator(parts: Work, step: StepTerms, gpus: GpuLoads) -> Iterator[_State]:
+    """Yields what the accelerator waits for besides data."""
+    copying = step.transfer_seconds or 0.0
+    wait_share = step.wait_share or 0.0
+    share = saved_by(parts, seconds=copying) / parts.step_seconds
+    if share >= LEAST_GAIN:
         text = (
-            f"accelerator-bound: a step takes {ms(rank.step_seconds)}, without loading "
-            f"{ms(rank.compute_seconds)}; {percentage(rank.wait_share)} of it is waiting for data"
+            f"waiting for transfers: the accelerator waits {ms(copying)} of a step for copies of "
+            "its batch from the host"
         )
-        yield "accelerator", busy / rank.step_seconds, text
-    slowest = max(ranks, key=lambda rank: rank.compute_seconds)
-    computing = slowest.compute_seconds
-    copies = slowest.copies
-    if parts and copies and slowest.stocked:
-        seconds = min(copies.seconds, computing)
-        share = saved_by(parts, seconds=seconds) / parts.step_seconds
-        kind = "pinned" if copies.is_pinned else "not pinned"
-        # Of other seconds: a step without loading may be a little longer than the step as it is.
-        whole = max(step.step_seconds, computing)
-        text = (
-            f"waiting for transfers: the accelerator waits {ms(seconds)} of a step's {ms(whole)} "
-            f"for {size(copies.copied_bytes)} from memory of the host that is {kind}"
-        )
-        if share >= LEAST_GAIN:
-            yield "transfer", share, text
-    late = slowest.neighbour_seconds
+        yield "transfer", share, text
+    share = saved_by(parts, seconds=parts.neighbour_seconds) / parts.step_seconds
     # After a wait kernels are launched into an empty stream, beside any host's loading.
-    if parts and late is not None and slowest.wait_share < LEAST_GAIN:
-        share = saved_by(parts, seconds=parts.neighbour_seconds) / parts.step_seconds
+    if share >= LEAST_GAIN and wait_share < LEAST_GAIN:
+        workers = numbered(parts.workers, "busy loader worker")
         text = (
-            f"slowed by its own loading: a step that waits for no data takes {ms(computing)}, and "
-            f"{ms(computing + late)} beside {numbered(parts.workers, 'busy loader worker')}: its "
-            "kernels are launched late"
+            f"slowed by its own loading: beside {workers} a step takes "
+            f"{ms(parts.neighbour_seconds)} longer, as its kernels are launched late"
         )
-        if share >= LEAST_GAIN:
-            yield "neighbour", share, text
+        yield "neighbour", share, text
     shares = [
         gpu.utilization
         for gpu in used_gpus(during_steps(gpus))
         if gpu.utilization is not None and gpu.seconds >= _LEAST_GPU_SECONDS
     ]
-    if shares and is_bound:
+    if shares and parts.bottleneck in ("accelerator", "none"):
         # Of several GPUs that take turns, as the stages of a pipeline, each idles for the others.
         busy = max(shares)
-        copying = (step.transfer_seconds or 0.0) / step.step_seconds
-        idle = 1 - busy - copying - (step.wait_share or 0.0)
+        idle = 1 - busy - copying / step.step_seconds - wait_share
         text = (
             f"launch-bound: kernels run on the GPU for {percentage(busy)} of a step, though no "
             "batch is waited for: the script's own thread launches them too slowly, or waits for "

@@ -116,12 +116,9 @@ def time_copies(batch: object, device: str) -> Copies | None:
         # Once: a worker's pages are mapped when they are read first.
         seconds = copy_seconds(tensors, times=1)
         pinned = [tensor.pin_memory() for tensor in tensors]
-        is_pinned = all(tensor.is_pinned() for tensor in tensors)
         return Copies(
             seconds=seconds,
             pinned_seconds=copy_seconds(pinned, times=_COPIES),
-            copied_bytes=sum(tensor.nbytes for tensor in tensors),
-            is_pinned=is_pinned,
         )
     except RuntimeError:
         return None
