@@ -85,6 +85,10 @@ def launch_profile(command: Sequence[str], environ: Mapping[str, str]) -> int:
             output, settings, topology, exit_code=code, seconds=seconds, has_passed=has_passed
         )
         write_json(output / FILE, profile)
+        if settings.profile_file:
+            for name in files:
+                _keep(output / name, settings.profile_file.with_name(name))
+        return 0
     except StokerError as err:
         files = [FAILURE_FILE]
         write_reason(output, err)
@@ -95,17 +99,12 @@ def launch_profile(command: Sequence[str], environ: Mapping[str, str]) -> int:
             raise
         return code
     finally:
-        # A reason is no profile that a later run could find.
-        is_profile = FAILURE_FILE not in files
-        kept = settings.profile_file.parent if settings.profile_file and is_profile else None
-        for file in (output / name for name in files):
-            _keep(file, kept / file.name if kept else None)
-            if is_job_pod(environ) and file.is_file():
+        for name in files:
+            if is_job_pod(environ) and (output / name).is_file():
                 # A pod's disk is gone with it. Here: only hosts in a pod load the platform.
                 from stoker.platforms.kubernetes.pod_log import log_file
 
-                log_file(file, under="stoker", log=log)
-    return 0
+                log_file(output / name, under="stoker", log=log)
 
 
 def _run(command: Sequence[str], environ: Mapping[str, str], *, seconds: float) -> tuple[int, bool]:
@@ -130,8 +129,8 @@ def _run(command: Sequence[str], environ: Mapping[str, str], *, seconds: float) 
         timer.cancel()
 
 
-def _keep(file: Path | None, copy: Path | None) -> None:
-    if copy is not None and file is not None and file.is_file():
+def _keep(file: Path | None, copy: Path) -> None:
+    if file is not None and file.is_file():
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file, copy)
 

@@ -48,7 +48,7 @@ def profile(
     Raises:
         UsageError: If the workload names no cluster, or the script never read from a DataLoader, or
             not in time, or ended before enough was measured.
-        WorkloadError: If the command failed, with its traceback, or the deadline passed.
+        WorkloadError: If the command failed, with its traceback.
         PlatformError: If the platform refused or lost the job.
     """
     cluster = cluster or workload.cluster

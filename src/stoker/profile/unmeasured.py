@@ -48,20 +48,14 @@ def why_unmeasured(
     """
     # The rank that lacks something tells more than rank 0, which may be complete.
     first = next((rank for rank in ranks if not rank.has_verdict), None)
-    if has_passed and first:
-        return WorkloadError(
-            f"profile timed out after {seconds:.0f} s (its budget, and "
-            f"{START_ALLOWANCE_SECONDS:.0f} s to start and end); the job was stopped",
-            where=f"after {first.steps} steps of rank {first.rank}",
-            fix=f"--budget {2 * seconds:.0f} (profile.budget_seconds): its first steps, which may "
-            "compile, took all of the time",
-        )
     if first:
         words = first.missing.removeprefix("the script ended ") or "it was cut off"
-        return UsageError(
-            f"the script ended too soon: {words} (rank {first.rank})",
-            fix="profile a command that trains longer",
-        )
+        longer = "profile a command that trains longer"
+        if has_passed:
+            words += f", in {seconds:.0f} s"
+            longer = f"--budget {2 * seconds:.0f} (profile.budget_seconds): its first steps, which "
+            longer += "may compile, took all of the time"
+        return UsageError(f"the script ended too soon: {words} (rank {first.rank})", fix=longer)
     if not seen or any(process.problem for process in seen):
         no_process = "no Python process of the command could be profiled"
         return UsageError(
@@ -121,17 +115,17 @@ def why_failed(output: Path | None, *, exit_code: int | None, failure: str | Non
 
 def write_reason(output: Path, err: StokerError) -> None:
     notes = getattr(err, "__notes__", [])
-    told = {"code": err.exit_code, "what": err.what, "where": err.where, "fix": err.fix}
-    write_text(output / FAILURE_FILE, json.dumps({**told, "notes": notes}))
+    told = [err.exit_code, err.what, err.where, err.fix, notes]
+    write_text(output / FAILURE_FILE, json.dumps(told))
 
 
 def read_reason(output: Path | None, *, exit_code: int | None, failure: str | None) -> StokerError:
     """Returns why a job left no profile: as its leader says, else as the platform does."""
     if output is None or not (output / FAILURE_FILE).is_file():
         return why_failed(output, exit_code=exit_code, failure=failure)
-    told = json.loads((output / FAILURE_FILE).read_bytes())
-    kind = WorkloadError if told["code"] == WorkloadError.exit_code else UsageError
-    error = kind(told["what"], where=told["where"], fix=told["fix"])
-    for note in told["notes"]:
+    code, what, where, fix, notes = json.loads((output / FAILURE_FILE).read_bytes())
+    kind = WorkloadError if code == WorkloadError.exit_code else UsageError
+    error = kind(what, where=where, fix=fix)
+    for note in notes:
         error.add_note(note)
     return error
