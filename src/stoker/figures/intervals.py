@@ -190,38 +190,34 @@ _RateT = TypeVar("_RateT", RankRate, HostRate)
 
 def joined(intervals: Sequence[Interval]) -> Interval:
     """Merges the feed's rates of at least one interval, in order of time."""
-    first = intervals[0]
     last = intervals[-1]
+    ranks = [(part.seconds, rank) for part in intervals for rank in part.ranks]
+    hosts = [(part.seconds, host) for part in intervals for host in part.hosts]
+    seconds = last.end_seconds - intervals[0].start_seconds
     return msgspec.structs.replace(
         last,
-        start_seconds=first.start_seconds,
-        seconds=last.end_seconds - first.start_seconds,
-        ranks=_joined((part.seconds, part.ranks) for part in intervals),
-        hosts=_joined((part.seconds, part.hosts) for part in intervals),
+        start_seconds=intervals[0].start_seconds,
+        seconds=seconds,
+        ranks=_joined(ranks),
+        hosts=_joined(hosts),
     )
 
 
-def _joined(intervals: Iterable[tuple[float, Sequence[_RateT]]]) -> tuple[_RateT, ...]:
+def _joined(rates: Sequence[tuple[float, _RateT]]) -> tuple[_RateT, ...]:
     """Returns the rates by name: means over intervals of some seconds, and the last counts.
 
     A host counts only where it is there, a wait only where steps ended.
     """
-    by_name = defaultdict[str, list[tuple[float, _RateT]]](list)
-    for seconds, rates in intervals:
-        for rate in rates:
-            by_name[rate.name].append((seconds, rate))
     merged = []
-    for parts in by_name.values():
-        last = parts[-1][1]
-        changes: dict[str, float] = {}
-        if isinstance(last, HostRate):
-            changes["moved"] = sum(getattr(rate, "moved", 0) for _, rate in parts)
+    for last in {rate.name: rate for _, rate in rates}.values():
+        means: dict[str, float] = {}
         for name in _MEANS:
-            known = [(s, v) for s, rate in parts if (v := getattr(rate, name, None)) is not None]
+            parts = [(s, getattr(rate, name, None)) for s, rate in rates if rate.name == last.name]
+            known = [(seconds, value) for seconds, value in parts if value is not None]
             if known:
                 total = sum(seconds for seconds, _ in known)
-                changes[name] = sum(seconds * value for seconds, value in known) / total
-        merged.append(msgspec.structs.replace(last, **changes))
+                means[name] = sum(seconds * value for seconds, value in known) / total
+        merged.append(msgspec.structs.replace(last, **means))
     return tuple(merged)
 
 

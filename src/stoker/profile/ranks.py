@@ -10,7 +10,6 @@ import functools
 import os
 import signal
 import sys
-import threading
 import time
 from multiprocessing import resource_tracker
 from pathlib import Path
@@ -147,12 +146,12 @@ def end_process(*, folder: Path, launcher_pid: int | None) -> NoReturn:
     tells the launcher so. Without `launcher_pid` no parent is killed.
     """
     try:
-        is_main = threading.current_thread() is threading.main_thread()
-        if is_main:
-            # Torch's handler would raise in the script, for a worker that was killed here.
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
+        # Torch's handler would raise in the script, for a worker that was killed here.
+        handlers = {signal.SIGCHLD: signal.SIG_DFL, signal.SIGTERM: signal.SIG_IGN}
+        for number, handler in (handlers | {signal.SIGINT: signal.SIG_IGN}).items():
+            # Not in the main thread: nothing can be raised here.
+            with contextlib.suppress(ValueError):
+                signal.signal(number, handler)
         with contextlib.suppress(OSError):
             (folder / PROFILE_ENDED_FILE).touch()
         for stream in (sys.stdout, sys.stderr):
@@ -165,8 +164,7 @@ def end_process(*, folder: Path, launcher_pid: int | None) -> NoReturn:
         for process in doomed:
             with contextlib.suppress(OSError):
                 os.kill(process.pid, signal.SIGKILL)
-        if is_main:
-            psutil.wait_procs(doomed, timeout=_GRACE_SECONDS)
+        psutil.wait_procs(doomed, timeout=_GRACE_SECONDS)
     finally:
         # Not sys.exit: that would run `finally` blocks and exit handlers of the script.
         os._exit(0)

@@ -258,8 +258,6 @@ def _feed(file: Path | None) -> Block:
     for host in hosts:
         words = f"{digits(host.batches_per_second, 3)} batches/s of {digits(top, 3)}, "
         words += f"{numbered(host.workers, 'worker')} {percent(host.busy_share)} busy"
-        if host.moved:
-            words += f", {host.moved} made elsewhere"
         pictures.append(_spark(host.name, words, rates[host.name], top=top))
     note = f"What limits the run: {limit.words}. To gain more: {limit.advice}."
     return Block(title="Who fed the trainer", pictures=pictures, note=note)
