@@ -55,7 +55,7 @@ def unfed_words(loader: ProfiledLoader | None, feed: FeedSettings | None = None)
     """Returns why data hosts cannot make a loader's batches; empty: they can, or unknown."""
     if loader is None:
         return ""
-    why = loader.shippable.why if loader.shippable else ""
+    why = loader.unsendable
     if loader.reach == "own":
         why = "it makes batches in its own way"
     elif loader.reach != "stoker" and feed and not feed.replace_dataloader:

@@ -3,7 +3,6 @@
 from stoker.catalog import load_catalog
 from stoker.decide.work import parts_of
 from stoker.profile.explain import explain
-from stoker.records import Shippable
 from support.decisions import decided
 from support.profiled_ranks import changed, profile_of, rank_of
 
@@ -30,8 +29,8 @@ def told(rank):
 
 
 def test_neither_workers_nor_data_hosts_are_promised():
-    shippable = Shippable(why=f"it fails in a worker (RuntimeError: {ERROR})")
-    profile, decision, path = told(changed(STARVED, shippable=shippable))
+    why = f"it fails in a worker (RuntimeError: {ERROR})"
+    profile, decision, path = told(changed(STARVED, unsendable=why))
     assert parts_of(profile).bottleneck == "workers"
     assert not [fix for fix in profile.fixes if fix.id == "num_workers"]
     assert (decision.action, decision.verdict) == ("keep", "none")

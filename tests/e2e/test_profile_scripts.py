@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from stoker.profile.rank_results import read_ranks
-from stoker.records import Profile, ProfiledLoader, Shippable, read_json
+from stoker.records import Profile, ProfiledLoader, read_json
 from support.command import stoker
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
@@ -143,6 +143,5 @@ def test_a_stream_is_told_with_its_shards(tmp_path):
         reach="torch",
         iterable=True,
         shards=2,
-        shippable=Shippable(),
     )
     assert "over a stream of 2 shards" in " ".join(found.words.split())

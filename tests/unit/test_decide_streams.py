@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from stoker.records import FeedSettings, ProfiledLoader, Shippable
+from stoker.records import FeedSettings, ProfiledLoader
 from stoker.run.train import prepare
 from support import builders, decisions
 
@@ -53,7 +53,8 @@ OWN = ProfiledLoader(class_name="litdata.streaming.dataloader.StreamingDataLoade
 UNSENDABLE = ProfiledLoader(
     class_name=TORCHS,
     reach="torch",
-    shippable=Shippable(why="cannot send dataset.socket", fix="make it at first use"),
+    unsendable="cannot send dataset.socket",
+    unsendable_fix="make it at first use",
 )
 
 

@@ -107,7 +107,7 @@ def words_of(dataset, change=lambda step: None, **options):
         if step == 1:
             before = early_digests(loader)
         change(step)
-    return facts_of(loader, before=before).shippable.why
+    return facts_of(loader, before=before).unsendable
 
 
 def test_nothing_is_said_where_nothing_changes_or_workers_make_the_batches():

@@ -112,9 +112,9 @@ def _advice_on_hosts(space: Space, decision: Decision) -> Iterator[tuple[str, st
         text += "no cores left for them. What other hosts would do: "
         yield "elsewhere", f"{text}stoker decide profile.json --as TYPE.", ""
     if space.unfed:
-        shippable = space.profile.loader and space.profile.loader.shippable
-        fix = f"; {shippable.fix}" if shippable and shippable.fix else ""
-        yield "unfed", f"{space.unfed}{fix}.", "data hosts are wanted"
+        fix = space.profile.loader.unsendable_fix if space.profile.loader else ""
+        text = "; ".join(filter(None, (space.unfed, fix)))
+        yield "unfed", f"{text}.", "data hosts are wanted"
     if is_idle and limit == "cpu":
         text = "Decode and augment on the accelerators (DALI, nvJPEG, torchvision v2): "
         when = f"the samples are pictures; accelerators are busy {percentage(busy)} of a step"

@@ -163,9 +163,8 @@ def _space(inputs: DecisionInputs) -> Space:
         bottleneck = "unexplained"
     elif work.launch_share and bottleneck in ("accelerator", "none"):
         bottleneck = "launch"
-    shippable = loader.shippable if loader else None
     # A loader without workers: what data hosts cannot make, workers cannot make either.
-    unworkable = shippable.why if shippable and work.num_workers == 0 else ""
+    unworkable = loader.unsendable if loader and work.num_workers == 0 else ""
     return Space(
         profile=profile,
         work=work,

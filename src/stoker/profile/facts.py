@@ -21,7 +21,7 @@ from stoker.feed.foreign_loaders import reach_of
 from stoker.feed.placement import digests_of, is_taken_whole
 from stoker.feed.timed import num_samples
 from stoker.profile.rank_results import BatchFacts, Inventory
-from stoker.records import ProfiledLoader, Shippable
+from stoker.records import ProfiledLoader
 
 _ARRAYS = (torch.Tensor, np.ndarray)
 _FLOATS = (torch.float32, np.float32)
@@ -123,18 +123,19 @@ def facts_of(
         worker_init_fn=loader.worker_init_fn,
         outlives_epochs=loader.persistent_workers,
     )
+    why = fix = ""
     if failure:
         # A dataset on an accelerator, say, which a forked process cannot use.
-        shippable = Shippable(why=f"it fails in a worker ({failure})")
+        why = f"it fails in a worker ({failure})"
     elif changed:
         words = "changed between two batches, and num_workers=0 means that no batch is made before"
-        shippable = Shippable(why=f"{changed[0][0]} {words} it is asked for")
+        why = f"{changed[0][0]} {words} it is asked for"
     elif err := refusal_of(spec, max_bytes=_MAX_PICKLE_BYTES):
-        shippable = Shippable(why=err.what, fix=err.fix)
-    else:
-        shippable = Shippable()
-        line = line_words(loader) if before and is_taken_whole(loader) else None
-    return replace(loader_of(loader), shippable=shippable, made_ahead_at=line)
+        why, fix = err.what, err.fix
+    elif before and is_taken_whole(loader):
+        line = line_words(loader)
+    known = loader_of(loader)
+    return replace(known, unsendable=why, unsendable_fix=fix, made_ahead_at=line)
 
 
 # What the firmware says: of EC2's hosts the product is their type.

@@ -94,7 +94,7 @@ def _more_workers(
 ) -> Iterator[Fix]:
     loader = ranks[0].loader
     # Nor can workers make them: of a dataset on an accelerator, or one that the loop changes.
-    if not parts.workers and loader is not None and loader.shippable and loader.shippable.why:
+    if not parts.workers and loader is not None and loader.unsendable:
         return
     # A ratio of two modelled steps, applied to the measured one: what the model misses is in both.
     after = max(terms(parts, better).values())

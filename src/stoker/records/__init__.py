@@ -65,7 +65,6 @@ from stoker.records.profile import Profile as Profile
 from stoker.records.profile import ProfiledHost as ProfiledHost
 from stoker.records.profile import ProfiledLoader as ProfiledLoader
 from stoker.records.profile import ProfileState as ProfileState
-from stoker.records.profile import Shippable as Shippable
 from stoker.records.profile import Spread as Spread
 from stoker.records.profile import StepTerms as StepTerms
 from stoker.records.profile import TransformCost as TransformCost

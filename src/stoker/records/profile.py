@@ -363,19 +363,6 @@ class ProfileState(Record, frozen=True, kw_only=True):
     share: Fraction | None = None
 
 
-class Shippable(Record, frozen=True, kw_only=True):
-    """Whether what makes a loader's batches can be sent to data hosts.
-
-    Attributes:
-        why: The object that cannot, and its error; or why a loader without workers has to make its
-            batches as its loop asks for them. Empty: it can.
-        fix: What to do about it.
-    """
-
-    why: str = ""
-    fix: str = ""
-
-
 class ProfiledLoader(Record, frozen=True, kw_only=True):
     """The loader that made the profiled batches.
 
@@ -387,7 +374,10 @@ class ProfiledLoader(Record, frozen=True, kw_only=True):
         made_ahead_at: Line of the script that makes this loader without workers, if its batches may
             be made ahead of the loop: it is map-style, its dataset can be pickled whole and did not
             change between steps. None: it has workers, or they may not.
-        shippable: Whether its dataset can be sent to data hosts. None: not known.
+        unsendable: Why its dataset cannot be sent to data hosts: the object that cannot, and its
+            error; or why a loader without workers has to make its batches as its loop asks for
+            them. Empty: it can, or that is not known.
+        unsendable_fix: What to do about it.
     """
 
     class_name: Name
@@ -395,7 +385,8 @@ class ProfiledLoader(Record, frozen=True, kw_only=True):
     iterable: bool = False
     shards: PositiveInt | None = None
     made_ahead_at: str | None = None
-    shippable: Shippable | None = None
+    unsendable: str = ""
+    unsendable_fix: str = ""
 
 
 class Profile(Record, frozen=True, kw_only=True):
