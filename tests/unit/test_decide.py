@@ -164,7 +164,7 @@ def test_deadline_that_nothing_meets_keeps_todays_cluster_and_says_so():
 @pytest.mark.parametrize(
     ("more", "field", "words"),
     [
-        ({"allowed_instance_types": ("c5.4xlarg",)}, "where", "allowed_instance_types[0]"),
+        ({"allowed_instance_types": ("c5.4xlarg",)}, "where", "allowed_instance_types"),
         ({"profile": _profile("ml.g5.8xl", step_seconds=0.2)}, "fix", "did you mean ml.g5.8xlarge"),
         ({"regions": ("eu-west-1",)}, "what", "for region us-east-1, but only eu-west-1"),
         ({"catalog": Catalog(platform="sagemaker", instances=(), source="")}, "fix", "--prices"),

@@ -337,7 +337,9 @@ def platform_name(instance_type: str, platform: PlatformName) -> str:
 # Catalogs.
 
 
-def load_catalog(platform: str, prices: Path | None = None, *, cores: int | None = None) -> Catalog:
+def load_catalog(
+    platform: PlatformName, prices: Path | None = None, *, cores: int | None = None
+) -> Catalog:
     """Returns the instance types that a plan on `platform` can be made of.
 
     Args:
@@ -347,18 +349,13 @@ def load_catalog(platform: str, prices: Path | None = None, *, cores: int | None
         cores: Cores of this machine (local only); absent: those this process may use.
 
     Raises:
-        UsageError: If the platform is unknown, or the file is missing or wrong.
+        UsageError: If the file is missing or wrong.
     """
-    named = next((name for name in PLATFORM_INFOS if name == platform), None)
-    if named is None:
-        raise UsageError(
-            f"no platform is called {platform!r}", fix=nearest(platform, list(PLATFORM_INFOS))
-        )
-    is_this_machine = PLATFORM_INFOS[named].is_this_machine
-    catalog = _local(named, cores or num_cpus()) if is_this_machine else _aws(named)
+    is_this_machine = PLATFORM_INFOS[platform].is_this_machine
+    catalog = _local(platform, cores or num_cpus()) if is_this_machine else _aws(platform)
     if prices is None:
         return catalog
-    return extended(catalog, parse_table(read_text(prices), platform=named, source=str(prices)))
+    return extended(catalog, parse_table(read_text(prices), platform=platform, source=str(prices)))
 
 
 def extended(catalog: Catalog, table: Table) -> Catalog:

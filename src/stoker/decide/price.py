@@ -460,11 +460,9 @@ def check_constraints(constraints: Constraints, catalog: Catalog) -> frozenset[s
         )
     if constraints.allowed_instance_types is None:
         return None
-    names = set()
-    for index, name in enumerate(constraints.allowed_instance_types):
-        where = f"key constraints.allowed_instance_types[{index}]"
-        names.add(catalog.get(name, where=where).type)
-    return frozenset(names)
+    where = "key constraints.allowed_instance_types"
+    names = constraints.allowed_instance_types
+    return frozenset(catalog.get(name, where=where).type for name in names)
 
 
 def with_profiled(profile: Profile, catalog: Catalog) -> Catalog:

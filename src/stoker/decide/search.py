@@ -38,9 +38,7 @@ def searched(space: Space, keep: Plan) -> Iterator[Plan]:
     ]
     for instance in family:
         is_larger = instance.vcpus > today.capacity and instance.accelerators == today.accelerators
-        # On this machine even if not allowed, as an infeasible plan: the cores of data hosts are
-        # compared with the same cores in one host.
-        if is_larger and (is_here or not space.why_unusable(instance)):
+        if is_larger and not space.why_unusable(instance):
             yield _planned(space, "scale_up", _cluster(space, instance, space.work.hosts))
     if not space.unfed:
         yield from _best_heterogeneous(space, free)

@@ -40,11 +40,6 @@ _NO_GAIN = 1.05
 _HEADLINE_LETTERS = 240
 _COLOUR_CODE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 Tone = Literal["good", "mixed", "bad"]
-_MARKS: Mapping[Tone, str] = {
-    "good": "\N{CHECK MARK}",
-    "mixed": "!",
-    "bad": "\N{BALLOT X}",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,11 +96,6 @@ class Verdict:
     headline: str
     lead: str = ""
     failure: str = ""
-
-    @property
-    def mark(self) -> str:
-        """The tone as a sign, for readers who do not see its colour."""
-        return _MARKS[self.tone]
 
 
 def judge(run: ReportedRun) -> Verdict:
