@@ -24,7 +24,7 @@ cross. Whether more workers would be faster is asked in one place, `more_workers
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -340,14 +340,15 @@ _Line = tuple[Limit, float, float]
 
 def terms(work: Work, cluster: Cluster, x: float = 0.0) -> dict[Limit, float]:
     """Returns the seconds of a step by each limit, with a share `x` of batches on data hosts."""
-    return _at(_lines(work, cluster, is_alone=x == 1), x)
+    return _at(_lines(work, cluster, is_alone=x == 1), x, factors={})
 
 
-def _at(lines: Iterable[_Line], x: float) -> dict[Limit, float]:
+def _at(lines: Iterable[_Line], x: float, *, factors: Mapping[Limit, float]) -> dict[Limit, float]:
     seconds = dict.fromkeys(_LIMITS, 0.0)
     for limit, at_none, at_all in lines:
         # A term that is flat stays flat, to the last digit.
-        seconds[limit] = max(seconds[limit], at_none + (at_all - at_none) * x)
+        term = (at_none + (at_all - at_none) * x) * factors.get(limit, 1.0)
+        seconds[limit] = max(seconds[limit], term)
     return seconds
 
 
@@ -475,26 +476,22 @@ def estimate(work: Work, cluster: Cluster) -> Estimate:
     """Estimates how long a global step of `work` takes on `cluster`."""
     factors = work.factors
 
-    def lines(*, is_alone: bool) -> list[_Line]:
-        return [
-            (limit, at_none * factors.get(limit, 1.0), at_all * factors.get(limit, 1.0))
-            for limit, at_none, at_all in _lines(work, cluster, is_alone=is_alone)
-        ]
+    def loading(x: float) -> float:
+        # Where the accelerator sets the pace, loading is to leave it as much room as it can.
+        seconds = _at(alone if x == 1 else mixed, x, factors=factors)
+        return max(seconds[name] for name in _LIMITS if name != "accelerator")
 
     local, remote = busy_workers(work, cluster)
+    mixed = [*_lines(work, cluster, is_alone=False)]
+    alone = [*_lines(work, cluster, is_alone=True)]
     # All shards give the same number of batches.
     share = remote / max(1, local + remote)
     if local and remote and not work.shards:
-        mixed = lines(is_alone=False)
-        share = _best_share(mixed)
         # The efficiency jumps where the data hosts make all batches.
-        if _slowest(lines(is_alone=True), 1.0) < _slowest(mixed, share):
-            share = 1.0
-    chosen = lines(is_alone=share == 1)
-    seconds = _at(chosen, share)
+        share = min(_lowest(loading), 1.0, key=loading)
+    seconds = _at(alone if share == 1 else mixed, share, factors=factors)
     largest = limit = _largest(seconds)
-    is_todays = cluster.dnn == work.todays.dnn and cluster.replicas == 1
-    if is_todays and not cluster.data:
+    if cluster == work.todays:
         # Under the name that the bottleneck has, where it is one of the terms.
         bottleneck = "latency" if work.bottleneck == "workers" else work.bottleneck
         limit = next((name for name in _LIMITS if name == bottleneck), limit)
@@ -506,7 +503,7 @@ def estimate(work: Work, cluster: Cluster) -> Estimate:
     second = max((name for name in _LIMITS if name not in same), key=seconds.__getitem__)
     step = max(seconds[largest], work.measured_seconds * _LEAST_STEP)
     # With all batches made elsewhere nothing slows the accelerator.
-    accelerator = next(at_all for limit, _, at_all in chosen if limit == "accelerator")
+    accelerator = _at(alone, 1.0, factors=factors)["accelerator"]
     return Estimate(
         step_seconds=step,
         remote_share=share,
@@ -518,22 +515,17 @@ def estimate(work: Work, cluster: Cluster) -> Estimate:
     )
 
 
-def _best_share(lines: Sequence[_Line]) -> float:
-    """Returns the share of remote batches that makes the largest term of loading the least."""
+def _lowest(convex: Callable[[float], float]) -> float:
+    """Returns the lowest x in 0 to 1 for which a convex function is smallest."""
     low, high = 0.0, 1.0
-    # The maximum of lines is convex: a third in which it is larger has no minimum.
     for _ in range(_THIRDS):
         third = (high - low) / 3
-        if _slowest(lines, low + third) > _slowest(lines, high - third):
+        # A third in which it is larger has no minimum.
+        if convex(low + third) > convex(high - third):
             low += third
         else:
             high -= third
     return low
-
-
-def _slowest(lines: Sequence[_Line], x: float) -> float:
-    # Where the accelerator sets the pace, loading is to leave it as much room as it can.
-    return max(seconds for limit, seconds in _at(lines, x).items() if limit != "accelerator")
 
 
 # More loader workers: bottleneck, states, fixes, plans and their words all follow `more_workers`.
@@ -570,10 +562,10 @@ def tuned(work: Work, cluster: Cluster) -> Cluster:
     dnn = cluster.dnn
     cpu = work.loader_cpu_seconds
     parallel = work.worker_seconds(dnn.instance)
-    # A worker that computes all the time fills a vCPU.
-    waits = 1.0
-    if parallel > 0 and parallel >= _COMPUTES * cpu:
-        waits = parallel / cpu if cpu else math.inf
+    waits = parallel / cpu if cpu else math.inf
+    if waits < _COMPUTES:
+        # A worker that computes all the time fills a vCPU.
+        waits = 1.0
     free = work.free_vcpus(dnn) / dnn.count
     vcpus = dnn.instance.capacity * work.speed(dnn.instance)
     most = math.ceil(min(MOST_WORKERS_PER_VCPU * vcpus, free * waits))

@@ -31,14 +31,15 @@ def searched(space: Space, keep: Plan) -> Iterator[Plan]:
         yield free
     today = space.today
     is_here = space.catalog.info.is_this_machine
-    family = [
-        instance
-        for instance in (space.get(listed.type) for listed in space.catalog.instances)
-        if (instance.family, instance.accelerator_model) == (today.family, today.accelerator_model)
-    ]
+    kind = (today.family, today.accelerator_model)
+    family = []
+    for listed in space.catalog.instances:
+        instance = space.get(listed.type)
+        is_alike = (instance.family, instance.accelerator_model) == kind
+        if is_alike and not space.why_unusable(instance):
+            family.append(instance)
     for instance in family:
-        is_larger = instance.vcpus > today.capacity and instance.accelerators == today.accelerators
-        if is_larger and not space.why_unusable(instance):
+        if instance.vcpus > today.capacity and instance.accelerators == today.accelerators:
             yield _planned(space, "scale_up", _cluster(space, instance, space.work.hosts))
     if not space.unfed:
         yield from _best_heterogeneous(space, free)
@@ -52,7 +53,7 @@ def searched(space: Space, keep: Plan) -> Iterator[Plan]:
         return
     hosts = space.work.hosts
     for instance in family:
-        if instance.accelerators > today.accelerators and not space.why_unusable(instance):
+        if instance.accelerators > today.accelerators:
             # The fewest larger hosts with more accelerators than today.
             count = hosts * today.accelerators // instance.accelerators + 1
             yield _planned(space, "scale_out", _cluster(space, instance, count))
