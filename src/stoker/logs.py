@@ -81,11 +81,9 @@ class EventName(StrEnum):
     SIGNAL_RECEIVED = auto()  # The launcher received a signal.
     SPEC_FAILED = auto()  # A data host could not load a dataset.
     SPEC_RECEIVED = auto()  # A data host received a dataset.
-    TRAINING_CONTINUES = auto()  # Training continues after a wait for data.
     TRAINING_ENDED = auto()  # Training ended, with its status.
     TRAINING_FAILED = auto()  # Training failed, with the reason.
     TRAINING_NOT_STARTED = auto()  # Training was not started; the reason says why.
-    TRAINING_WAITING = auto()  # No batch is ready: training waits for data.
     WORKER_DIED = auto()  # A worker process died; another one is started.
 
 

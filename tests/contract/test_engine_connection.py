@@ -190,7 +190,7 @@ def test_records_have_the_bytes_of_their_layout():
 
 
 def test_local_workers_take_what_the_training_leaves_of_its_cpus():
-    link = LocalLink("here", Log(run="run", host="here", stream=StringIO()))
+    link = LocalLink("here", Log(run="run", host="here", stream=StringIO()), wake=lambda: None)
     try:
         assert link.turn({}, lambda _: None)
         process = psutil.Process().children()[-1]

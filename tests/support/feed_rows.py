@@ -13,7 +13,7 @@ SECONDS = 2.0
 LOST = range(26, 40)
 
 
-def host_rate(name, rate, *, workers=4, moved=0) -> HostRate:
+def host_rate(name, rate, *, workers=4) -> HostRate:
     """Makes a host whose workers are busy on a CPU each, or that is gone (rate 0)."""
     return HostRate(
         name=name,
@@ -23,7 +23,6 @@ def host_rate(name, rate, *, workers=4, moved=0) -> HostRate:
         busy_workers=0.9 * workers if rate else 0.0,
         busy_cpus=0.85 * workers if rate else 0.0,
         credits=2 * workers if rate else 0,
-        moved=moved,
     )
 
 
@@ -47,7 +46,6 @@ def feed_intervals(*, hosts: int = 2, intervals: int = 60) -> list[Interval]:
             host_rate(
                 f"data-{host + 1}",
                 0.0 if is_lost and host == 0 else random.uniform(18, 22),
-                moved=5 if number == LOST[0] and host == 0 else 0,
             )
             for host in range(hosts)
         ]

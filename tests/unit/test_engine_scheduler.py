@@ -5,7 +5,6 @@ import itertools
 import math
 import random
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -76,11 +75,12 @@ class Simulation:
                 continue
             if schedule.is_over:
                 break
-            check = schedule.next_check(self.now)
-            if check < math.inf and (not self._events or self._events[0][0] > self.now + check):
-                self.now += max(check, 1e-6)
+            # As the feed's thread, which looks four times a second.
+            look_at = self.now + 0.25
+            if not self._events or self._events[0][0] > look_at:
+                self.now = look_at
+                assert look_at < 10_000, f"stuck at {schedule.head}"
                 continue
-            assert self._events, f"stuck at {schedule.head}"
             self.now, _, action = heapq.heappop(self._events)
             action()
         return self.now
@@ -98,7 +98,6 @@ def test_what_a_lost_worker_had_goes_to_others_oldest_first():
     made = scheduler("a", "b", supply=4)
     made.assign(0.0)
     made.lose("a")
-    assert made.moved["a"] == 2
     made.arrived("b", 1, nbytes=1, now=1.0)
     assert made.assign(1.0) == [("b", 0)]
 
@@ -116,10 +115,8 @@ def test_a_late_head_is_asked_of_a_second_worker_and_the_first_answer_counts():
     made = scheduler("a", "b", supply=2)
     made.assign(0.0)
     made.arrived("b", 1, nbytes=1, now=0.5)
-    assert made.repeat_late(1.9) == []
-    due = made.next_check(1.9)
-    assert due == pytest.approx(0.1)
-    assert made.repeat_late(2.0) == [0]
+    assert made.repeat_late(1.9) is None
+    assert made.repeat_late(2.0) == 0
     assert made.assign(2.0) == [("b", 0)]
     assert made.arrived("b", 0, nbytes=1, now=2.1)
     made.take(2.2)

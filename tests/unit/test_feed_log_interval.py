@@ -27,7 +27,6 @@ def host_work(name="data-1", *, batches=0, is_local=False):
         is_local=is_local,
         batches=batches,
         frame_bytes=batches * 1000,
-        in_flight=3,
         credits=4,
         busy_seconds=batches * 0.5,
         cpu_seconds=batches * 0.25,
@@ -87,9 +86,9 @@ def test_rates_are_over_the_ranks_own_clock():
     assert host.credits == 4
 
 
-def stream(*hosts, shards, workers, ready=0.0):
+def stream(*hosts, shards, ready=0.0):
     value = interval(*hosts, ready=ready)
-    rank = msgspec.structs.replace(value.ranks[0], shards=shards, shard_workers=workers)
+    rank = msgspec.structs.replace(value.ranks[0], shards=shards)
     return msgspec.structs.replace(value, ranks=(rank,))
 
 
@@ -108,7 +107,7 @@ SLOWER = host_rate("data-2", batches_per_second=3.0)
         (interval(host_rate(busy_workers=3.9, busy_cpus=3.8)), "cpu", "at work 98% of the time"),
         (interval(host_rate(), SLOWER, ready=6.0), "order", "slowest is data-2"),
         (interval(host_rate()), "network", "at work 25% of the time"),
-        (stream(host_rate(), shards=4, workers=4, ready=3.0), "order", "3.0 others are ready"),
+        (stream(host_rate(), shards=4, ready=3.0), "order", "3.0 others are ready"),
     ],
 )
 def test_the_bottleneck_is_named_with_what_was_seen(value, limit, words):

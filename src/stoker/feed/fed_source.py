@@ -69,7 +69,6 @@ class FedSource:
             num_shards=max(1, loader.num_workers),
             prefetch=loader.prefetch_factor or 2,
             max_bytes=max_bytes,
-            persists=loader.persistent_workers,
         )
 
     def begin(self, epoch: Epoch) -> None:
@@ -131,9 +130,9 @@ class FedSource:
             return self.take()
         if stream is not None:
             error = outcome.error.peek() if outcome.error is not None else None
-            is_tried = outcome.is_remote and not self._is_remote
+            is_tried = not outcome.worker.work.is_local and not self._is_remote
             if is_tried and error is not None and not isinstance(error, FeedLostError):
-                return self._tried_here(outcome.maker[0], error)
+                return self._tried_here(outcome.worker.host, error)
             schedule = self._session.schedule
             assert isinstance(schedule, ShardScheduler)
             schedule.show(stream)
@@ -188,7 +187,7 @@ class FedSource:
 
     def _judged(self, outcome: BatchOutcome) -> object:
         """Returns the batch of an outcome, or raises its error, after a look at its host."""
-        if outcome.is_remote and not self._is_remote:
+        if not outcome.worker.work.is_local and not self._is_remote:
             self._try_here(outcome)
             self._compare(outcome)
         if outcome.error is not None:
@@ -225,7 +224,7 @@ class FedSource:
         if error is not None or not bad:
             words = outcome.bad[0].text if error is None else _last_words(error.take())
             why = f"a batch fails there that the trainer can make ({words})"
-            self._feed.exclude(self._session, outcome.maker[0], why)
+            self._feed.exclude(self._session.name, outcome.worker.host, why)
         _put(outcome, batch, bad)
 
     def _leave_out(self, outcome: BatchOutcome, numbered: Numbered) -> None:
@@ -254,7 +253,7 @@ class FedSource:
         words, torchs = verdict_of(self._loader, outcome.value, numbered, epoch, seconds=seconds)
         if torchs:
             _put(outcome, torchs[0], outcome.bad)
-            self._make_rest_here(RebuildingError(f"data host {outcome.maker[0]} makes {words}"))
+            self._make_rest_here(RebuildingError(f"data host {outcome.worker.host} makes {words}"))
         elif words:
             self._feed.log.event(EventName.FIRST_BATCH, loader=self._books.number, text=words)
 

@@ -1,7 +1,7 @@
 """How much memory batches take and may take; a brake on them; whom the kernel killed for memory."""
 
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from stoker.host import machine
 from stoker.host.machine import host_bytes
@@ -16,8 +16,6 @@ UNKNOWN_BATCH_BYTES = 64 << 20
 # Of the limit: above the first few batches may wait, below the second all again.
 _HIGH = 0.92
 _LOW = 0.80
-# A look takes 0.3 ms.
-_LOOK_SECONDS = 0.25
 # Of `feed.max_bytes`, while the brake holds; each loader may have one batch in any case.
 _BRAKED_SHARE = 1 / 16
 
@@ -32,16 +30,8 @@ def max_message_bytes(feed: FeedSettings) -> int:
     return max(max_bytes(feed), host_bytes()) + (16 << 20)
 
 
-def allowance(total_bytes: int, *, taken: Sequence[int]) -> int:
-    """Returns how much one loader's batches may take: an equal part, and no more than is free.
-
-    `taken` are the bytes of the other loaders' batches, those under way included.
-    """
-    return max(0, min(total_bytes // (len(taken) + 1), total_bytes - sum(taken)))
-
-
 class MemoryBrake:
-    """Says what share of `feed.max_bytes` may wait on this host; looks four times a second.
+    """Says what share of `feed.max_bytes` may wait on this host.
 
     Args:
         look: Returns how near memory is to its limit.
@@ -54,15 +44,9 @@ class MemoryBrake:
         self._look = look
         self.share = 1.0
         self._has_braked = False
-        self._due_at = 0.0
 
-    def is_due(self, now: float) -> bool:
-        """Whether it is time for `tick`."""
-        return now >= self._due_at
-
-    def tick(self, now: float) -> str:
-        """Looks at the memory; returns what is to be said, the first time that it brakes."""
-        self._due_at = now + _LOOK_SECONDS
+    def tick(self) -> str:
+        """Looks at the memory, in 0.3 ms; returns what is to be said, the first time it brakes."""
         use = self._look()
         if use is None:
             return ""

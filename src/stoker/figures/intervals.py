@@ -50,7 +50,6 @@ class RankRate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         queue_depth: Batches that were ready when it took one, mean.
         window: Batches made ahead of it.
         shards: Shards of the streams that it reads; 0: none.
-        shard_workers: Its workers that could make a shard each.
         start_wait_share: Share of its time waiting for the first batches of epochs, 0 to 1.
     """
 
@@ -60,7 +59,6 @@ class RankRate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     queue_depth: Figure | None = None
     window: int
     shards: int = 0
-    shard_workers: int = 0
     start_wait_share: Figure | None = None
 
 
@@ -75,7 +73,6 @@ class HostRate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         busy_workers: Workers at work, mean.
         busy_cpus: CPUs in use, mean.
         credits: Batches that may be requested; 0: the host is gone.
-        moved: Batches taken from it (lost, dropped or late), and made elsewhere.
     """
 
     name: str
@@ -85,7 +82,6 @@ class HostRate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     busy_workers: Figure
     busy_cpus: Figure
     credits: int
-    moved: int = 0
 
     @property
     def busy_share(self) -> float | None:
@@ -268,7 +264,6 @@ def _rank_rate(now: Progress, then: Progress, *, seconds: float) -> RankRate:
         queue_depth=_grown(work, earlier, "ready_at_takes") / taken if taken else None,
         window=work.window,
         shards=work.shards,
-        shard_workers=work.shard_workers,
         start_wait_share=start_wait,
     )
 
@@ -289,7 +284,6 @@ def _host_rate(name: str, reports: Sequence[tuple[float, HostWork, HostWork]]) -
         busy_workers=rate("busy_seconds"),
         busy_cpus=rate("cpu_seconds"),
         credits=sum(now.credits for now in latest),
-        moved=sum(round(_grown(now, was, "moved")) for _, was, now in reports),
     )
 
 

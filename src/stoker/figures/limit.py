@@ -61,9 +61,7 @@ def feed_limit_of(interval: Interval) -> FeedBottleneck:
     busy = f"{at_work / max(workers, 1):.0%}"
     is_busy = at_work >= MIN_BUSY_SHARE * workers
     shards = sum(rank.shards for rank in interval.ranks)
-    has_spare_workers = sum(rank.shard_workers for rank in interval.ranks) >= shards
-    # With fewer workers than shards, busy workers are the bottleneck.
-    if shards and ready < MIN_READY and (has_spare_workers or not is_busy):
+    if shards and ready < MIN_READY:
         return FeedBottleneck(
             "shards",
             f"the stream's shards ({shards}): one worker makes a shard, at work {busy} of the time",

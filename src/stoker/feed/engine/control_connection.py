@@ -26,7 +26,6 @@ CONNECT_SECONDS = 2.0
 PAUSE_SECONDS = 0.5
 # Rosters are small, and so are messages of agents: errors are cut.
 _MAX_MESSAGE_BYTES = 16 << 20
-_MAX_MESSAGES_A_TURN = 16
 # At the end of the process: time to send a goodbye.
 GOODBYE_SECONDS = 0.2
 
@@ -50,7 +49,6 @@ class Link:
         post: Has that thread do something.
         address: The host's, as it was found last.
         is_up: The handshake is done.
-        dial_at: When it is dialled next, monotonic seconds; infinity while there is a socket.
     """
 
     context: ZmqContext
@@ -60,7 +58,8 @@ class Link:
     post: Callable[[Callable[[], None]], None]
     address: str = ""
     is_up: bool = False
-    dial_at: float = 0.0
+    # When it is dialled next, monotonic seconds; infinity while there is a socket.
+    _dial_at: float = 0.0
     _is_closed: bool = False
     # Counts the dials: each takes the next of a name's addresses.
     _attempt: int = 0
@@ -79,16 +78,14 @@ class Link:
             take: Gets each message.
         """
         was_up = self.is_up
-        if time.monotonic() >= self.dial_at:
-            self.dial_at = math.inf
+        if time.monotonic() >= self._dial_at:
+            self._dial_at = math.inf
             # The resolver may take seconds, and would delay all other hosts.
             threading.Thread(target=self._resolve, name="stoker-resolve", daemon=True).start()
         # Messages before connection events: a host that drains says so, and may hang up.
         with contextlib.suppress(zmq.Again):
-            # A limit, so that other sockets have a turn.
-            for _ in range(_MAX_MESSAGES_A_TURN):
-                if self._sockets and self._sockets[0] in ready:
-                    take(self._sockets[0].recv(zmq.NOBLOCK))
+            while self._sockets and self._sockets[0] in ready:
+                take(self._sockets[0].recv(zmq.NOBLOCK))
         with contextlib.suppress(zmq.Again):
             while self._sockets and self._sockets[1] in ready:
                 event, _ = read_event(self._sockets[1])
@@ -114,13 +111,13 @@ class Link:
     def mark_lost(self) -> None:
         """Closes the connection, which is dialled again after a pause."""
         self._close_sockets(0.0)
-        self.dial_at = time.monotonic() + PAUSE_SECONDS
+        self._dial_at = time.monotonic() + PAUSE_SECONDS
 
     def close(self, *, linger_seconds: float = 0.0) -> None:
         """Closes the connection for good."""
         self._is_closed = True
         self._close_sockets(linger_seconds)
-        self.dial_at = math.inf
+        self._dial_at = math.inf
 
     def _resolve(self) -> None:
         addresses: list[str] = []

@@ -34,25 +34,29 @@ from stoker.feed.engine.control_connection import (
 )
 from stoker.feed.engine.crypto import Keys, read_token
 from stoker.feed.engine.facts import WorkerFacts, pack_facts
-from stoker.feed.engine.host import Host, LocalLink
+from stoker.feed.engine.host import DATASET, Host, LocalLink, Opening
 from stoker.feed.engine.raised import summary_of, unpack_error
-from stoker.feed.engine.receiver import Counts, Receiver
+from stoker.feed.engine.receiver import Receiver
+from stoker.feed.engine.scheduler import ORDERS_PER_WORKER
 from stoker.feed.engine.session import EpochRequest, FeedSession, Scheduler, SharedState, Worker
 from stoker.feed.engine.shards import ShardScheduler
 from stoker.logs import EventName, Log
 
-# Interval of progress reports, and of checks for what no event reports.
-_TICK_SECONDS = 1.0
-# After that a wait for a batch is said, and each time again.
+# Interval of looks for what no event reports, such as late batches; each takes 0.1 ms.
+_TICK_MILLISECONDS = 250
+_REPORT_SECONDS = 1.0
+# After that a wait for a batch is said.
 _HANG_SECONDS = 60.0
 # The control thread's goodbye takes milliseconds; local processes may take longer to end.
 CLOSE_SECONDS = 8.0
 # Beyond the lease: the coordinator's message and the reconnect take a moment.
 LOST_GRACE_SECONDS = 3.0
-# Instead of the lease, where the coordinator says that every data host has left or is lost.
-ALL_GONE_SECONDS = 10.0
+# The first batch waits this long for hosts that are on their way: a shard stays where it begins.
+_SETTLE_SECONDS = 2.0
 # Data hosts, until the coordinator has answered: more than any run has.
 _UNKNOWN = 1 << 32
+# A report must stay far below the coordinator's limit of 64 KiB a message.
+_MAX_HOSTS = 128
 
 _unpack_run_state = messages.Unpacker(messages.RunState)
 _unpack_from_agent = messages.Unpacker(messages.FromAgent)
@@ -71,16 +75,14 @@ class Feed(SharedState):
         assert settings.token_file is not None
         self._keys = Keys.from_token(read_token(settings.token_file))
         self.log = Log(run=settings.run_id, host=settings.host)
-        # Of each loader, if it is the only one. Limits are read from 15 files: once.
-        self._share = memory.max_bytes(settings.feed) // settings.local_world_size
+        # Of all loaders of this process. Limits are read from 15 files: once.
+        self._max_bytes = memory.max_bytes(settings.feed) // settings.local_world_size
         # More than one of a loader where its epochs overlap.
         self._of_loader = weakref.WeakKeyDictionary[LoaderBooks, list[FeedSession]]()
         self._context: ZmqContext = zmq.Context()
-        self._counts = Counts(self)
         self._new_receiver = partial(
             Receiver,
             self,
-            self._counts,
             pool=BufferPool(),
             max_bytes=memory.max_message_bytes(settings.feed),
             accept_pickles=settings.feed.accept_pickles,
@@ -89,6 +91,9 @@ class Feed(SharedState):
         self._roster = messages.RunState(expected=_UNKNOWN)
         # Data hosts, and this one as soon as a loader has local workers.
         self._hosts: dict[str, Host] = {}
+        # Who made what, also of hosts that are gone: counts only grow, and are read as differences.
+        self._works: dict[str, messages.HostWork] = {}
+        self._began = time.monotonic()
         self._report_at = 0.0
         self._brake = memory.MemoryBrake()
         self._is_closing = False
@@ -106,13 +111,13 @@ class Feed(SharedState):
         with self.lock:
             sessions = self._of_loader.setdefault(books, [])
             for session in sessions:
-                if session.name in self.sessions and session.reserve():
+                if session in self.sessions and session.reserve():
                     return session
             # Random: agents may still keep a session of this rank's earlier process.
             name = f"r{self._settings.rank}-l{books.number}-{secrets.token_hex(8)}"
-            session = FeedSession(name, new_schedule(self._share), self)
+            session = FeedSession(name, new_schedule(self._max_bytes), self)
             session.reserve()
-            self.sessions[name] = session
+            self.sessions.add(session)
             sessions.append(session)
         # Not at exit, where `close` closes all sessions together.
         close = partial(self.post, partial(self._discard, session))
@@ -124,11 +129,15 @@ class Feed(SharedState):
         """Whether a data host is connected."""
         return any(host.is_remote and host.link.is_up for host in list(self._hosts.values()))
 
-    def exclude(self, session: FeedSession, host: str, why: str) -> None:
-        """Has a host make no more batches of a loader."""
+    def exclude(
+        self, session: str, host: str, why: str, error: BaseException | None = None
+    ) -> None:
+        """Has a host make no more batches of a loader; the run's last words have it, too."""
         # Said here: the script may end before the thread's next turn.
-        self._say_excluded(host, why)
-        self.post(partial(self._fail, host, session.name, FeedError(why), why))
+        self._process.note_made_here(f"data host {host}: {why}")
+        text = f"host {host} makes no batches of this loader: {why}"
+        self.log.event(EventName.HOST_EXCLUDED, agent=host, text=text)
+        self.post(partial(self._exclude, session, host, why, error))
 
     def close(self) -> None:
         """Ends sessions and local workers; may be called twice.
@@ -156,41 +165,30 @@ class Feed(SharedState):
     def _turn(self, ready: dict[object, int]) -> None:
         while self.posted:
             self.posted.popleft()()
-        coordinator = self._coordinator
-        if coordinator.turn(ready, self._take_run_state) and coordinator.is_up:
+        now = time.monotonic()
+        is_new = self._serve(self._coordinator, ready, self._take_run_state)
+        if now >= self._report_at or (is_new and self._coordinator.is_up):
+            self._report_at = now + _REPORT_SECONDS
             self._report()
         for host in list(self._hosts.values()):
-            if host.link.turn(ready, partial(self._take_from_agent, host)) and not host.link.is_up:
+            is_changed = self._serve(host.link, ready, partial(self._take_from_agent, host))
+            if is_changed and not host.link.is_up:
                 self.log.event(EventName.BATCHES_LOST, agent=host.name)
                 self._lose_host(host)
-        self._follow_roster()
-        now = time.monotonic()
-        words = self._brake.tick(now) if self._brake.is_due(now) else ""
+        words = self._brake.tick()
         # One rank says it for all of its host.
         if words and self._settings.is_first_of_host:
             self.log.event(EventName.MEMORY_SHORT, text=words)
-        for session in list(self.sessions.values()):
+        for session in list(self.sessions):
             if (request := session.request) is not None:
                 self._look(session, request, now)
-        if now >= self._report_at:
-            self._report_at = now + _TICK_SECONDS
-            self._report()
 
     def _poll(self) -> dict[object, int]:
-        links = [self._coordinator, *(host.link for host in self._hosts.values())]
         poller = zmq.Poller()
         poller.register(self.wake_fd, zmq.POLLIN)
-        for link in links:
+        for link in (self._coordinator, *(host.link for host in self._hosts.values())):
             link.register(poller)
-        now = time.monotonic()
-        looks = [now + _TICK_SECONDS, *(link.dial_at for link in links)]
-        looks += [host.not_before for host in self._hosts.values() if host.not_before > now]
-        with self.lock:
-            for session in self.sessions.values():
-                if session.request is not None:
-                    looks.append(now + session.schedule.next_check(now))
-        milliseconds = math.ceil(max(0.0, min(looks) - now) * 1000)
-        ready: dict[object, int] = dict(poller.poll(milliseconds))
+        ready: dict[object, int] = dict(poller.poll(_TICK_MILLISECONDS))
         if self.wake_fd in ready:
             os.eventfd_read(self.wake_fd)
         return ready
@@ -198,28 +196,30 @@ class Feed(SharedState):
     def _link(self, name: str, port: int) -> Link:
         return Link(self._context, self._keys, name=name, port=port, post=self.post)
 
+    def _serve(
+        self, link: Link | LocalLink, ready: dict[object, int], take: Callable[[bytes], None]
+    ) -> bool:
+        """Takes what has come; returns whether the connection came or was lost."""
+        try:
+            return link.turn(ready, take)
+        except ProtocolError as err:
+            self.log.event(EventName.MESSAGE_REFUSED, agent=link.name, reason=err.what)
+            link.mark_lost()
+            return True
+
     # ---- which hosts there are
 
     def _take_run_state(self, packed: bytes) -> None:
-        try:
-            state = _unpack_run_state(packed)
-        except ProtocolError as err:
-            self.log.event(EventName.MESSAGE_REFUSED, coordinator=True, reason=err.what)
-            return
+        """Has a connection to each agent that the leader names, and to no other."""
+        state = _unpack_run_state(packed)
         assert isinstance(state, messages.RunState)
         self._roster = state
         if state.refusal:
             self.mark_failed(FeedError(f"the leader refuses this rank: {state.refusal}"))
-
-    def _follow_roster(self) -> None:
-        """Has a connection to each agent of the roster, and none to those that are lost."""
-        roster = self._roster
-        listed = {member.host: member for member in roster.agents}
+        listed = {member.host: member for member in state.agents}
         for name, host in list(self._hosts.items()):
             # A restarted host has another incarnation at the same address, and no state.
-            is_other = name in listed and host.member.incarnation != listed[name].incarnation
-            is_gone = name not in listed and not host.link.is_up
-            if host.is_remote and (is_other or is_gone or name in roster.lost):
+            if host.is_remote and host.member != listed.get(name):
                 self._lose_host(host)
                 host.close()
                 del self._hosts[name]
@@ -228,31 +228,30 @@ class Feed(SharedState):
             self._add_host(member, self._link(member.address, member.port))
 
     def _add_host(self, member: messages.Member, link: Link | LocalLink) -> None:
-        receiver, num_ranks = self._new_receiver(), self._settings.world_size
-        self._hosts[member.host] = Host(member, link, receiver, self._lost_connection, num_ranks)
+        work = messages.HostWork(host=member.host, is_local=isinstance(link, LocalLink))
+        work = self._works.setdefault(member.host, work)
+        # Ranks share a host; one that waits leaves its part to the others.
+        share = -(-member.workers // max(1, self._settings.world_size))
+        num_workers = max(1, min(member.workers, 2 * share))
+        self._hosts[member.host] = Host(member, link, self._new_receiver(), work, num_workers)
+        # Its link takes a turn at once.
+        self.wake()
 
     def _lose_host(self, host: Host) -> None:
         """Loses a host's workers: its control connection is gone."""
         host.forget()
-        for session in list(self.sessions.values()):
+        for session in list(self.sessions):
             session.lose(_workers_on(host.name, session))
 
     # ---- what hosts say
 
     def _take_from_agent(self, host: Host, packed: bytes) -> None:
-        try:
-            self._handle(host, _unpack_from_agent(packed))
-        except ProtocolError as err:
-            self.log.event(EventName.MESSAGE_REFUSED, agent=host.name, reason=err.what)
-            host.link.mark_lost()
-
-    def _handle(self, host: Host, message: messages.Message) -> None:
-        match message:
-            case messages.Ticket():
-                host.take_ticket(message)
+        match _unpack_from_agent(packed):
+            case messages.Ticket() as ticket:
+                host.take_ticket(ticket)
             case messages.Opened(session=name, dataset=digest):
                 if opening := host.opening_of(name, digest):
-                    opening.state = "opened"
+                    opening.opened_at = time.monotonic()
                 if host.is_remote:
                     self.log.event(EventName.AGENT_READY, agent=host.name)
             case messages.Failed(session=name, dataset=digest, error=error):
@@ -263,59 +262,46 @@ class Feed(SharedState):
                     del host.openings[name]
                     return
                 raised = unpack_error(error, accept_pickles=self._settings.feed.accept_pickles)
-                self._say_excluded(host.name, summary_of(error))
-                self._fail(host.name, name, raised, summary_of(error))
+                self.exclude(name, host.name, summary_of(error), raised)
             case messages.Ended(worker=number, how=how, making=(epoch_id, batch, place)):
                 worker = host.workers.pop(number, None)
                 # No words: its connection was closed from here.
-                if worker is None or not how:
-                    return
-                if worker.session.epoch_id == epoch_id:
-                    worker.session.died(worker, how, number=batch, place=place)
-                else:
-                    worker.session.lose([worker])
-            case messages.WrongHost():
+                if worker is not None and how:
+                    worker.session.died(worker, how, epoch_id=epoch_id, number=batch, place=place)
+            case messages.WrongHost(host=other):
                 # Another host has the address now. The name server may still return it.
-                self.log.event(EventName.AGENT_ADDRESS_REUSED, agent=host.name, found=message.host)
+                self.log.event(EventName.AGENT_ADDRESS_REUSED, agent=host.name, found=other)
                 host.link.mark_lost()
 
     def _lost_worker(self, worker: Worker, why: str) -> None:
-        """Notes a worker whose connection has ended; in a receiver's thread."""
+        """Notes a worker whose connection has ended; in any thread."""
         is_news = not worker.is_lost
         worker.session.lose([worker])
         if is_news:
-            self._lost_connection(worker.host, worker.session.name, why, worker.num_made)
+            self.post(partial(self._take_loss, worker, why))
 
-    def _lost_connection(self, host: str, session: str, why: str, num_made: int = 0) -> None:
-        self.post(partial(self._take_loss, host, session, why, num_made))
-
-    def _take_loss(self, name: str, session: str, why: str, num_made: int) -> None:
-        host = self._hosts.get(name)
+    def _take_loss(self, worker: Worker, why: str) -> None:
+        session, host = worker.session.name, self._hosts.get(worker.host)
         if host is None or session not in host.openings:
             return
-        self.log.event(EventName.BATCHES_LOST, agent=name, reason=why)
-        words = host.note_lost(why, num_made=num_made, now=time.monotonic())
-        if words:
-            self._say_excluded(name, words)
-            self._fail(name, session, FeedLostError(words), words)
-        elif host.openings[session].state == "opening":
-            # Its dataset could not be sent: it is opened again.
+        self.log.event(EventName.BATCHES_LOST, agent=host.name, reason=why)
+        if not host.note_lost(worker, time.monotonic()):
+            words = (
+                f"host {host.name} delivers no batches: connections to its workers were lost again "
+                f"and again, at last: {why}; open port feed.port + 1 of data hosts to the "
+                "trainers; if it is open, large packets may be lost (the network's MTU)"
+            )
+            self.exclude(session, host.name, words)
+        elif worker.number == DATASET:
+            # It is opened again.
             del host.openings[session]
 
-    def _fail(self, name: str, session: str, error: BaseException, reason: str) -> None:
-        """Has a host make no more batches of a loader."""
+    def _exclude(self, session: str, name: str, why: str, error: BaseException | None) -> None:
         host = self._hosts.get(name)
         if host is not None and session in host.openings:
             opening = host.openings[session]
-            opening.state, opening.error, opening.reason = "failed", error, reason
-            if session in self.sessions:
-                self.sessions[session].lose(_workers_on(name, self.sessions[session]))
-
-    def _say_excluded(self, host: str, reason: str) -> None:
-        """Says that a host makes no batches of a loader; the run's last words have it, too."""
-        self._process.note_made_here(f"data host {host}: {reason}")
-        text = f"host {host} makes no batches of this loader: {reason}"
-        self.log.event(EventName.HOST_EXCLUDED, agent=host, text=text)
+            opening.opened_at, opening.reason, opening.error = 0.0, why, error
+            opening.session.lose(_workers_on(name, opening.session))
 
     # ---- sessions
 
@@ -324,24 +310,22 @@ class Feed(SharedState):
         if request.local_workers and own not in self._hosts:
             # Its processes are started in the next turn.
             member = messages.Member(host=own, workers=1)
-            self._add_host(member, LocalLink(own, self.log))
+            self._add_host(member, LocalLink(own, self.log, self.wake))
         all_hosts = self._hosts.values()
         hosts = [host for host in all_hosts if host.is_remote or request.local_workers]
         able = [host for host in hosts if host.link.is_up and now >= host.not_before]
         serving = [host for host in able if host.open(session, request.spec)]
-        self._start_workers(session, request, serving, now)
-        schedule = session.schedule
+        if serving:
+            self._start_workers(session, request, serving, now)
         with self.lock:
-            # Next to the batches of other loaders.
-            others = [other for other in self.sessions.values() if other is not session]
-            taken = [other.schedule.committed_bytes for other in others if other.is_busy]
-            most = int(self._share * self._brake.share)
-            schedule.max_bytes = memory.allowance(most, taken=taken)
-            late = schedule.repeat_late(now)
+            num_busy = sum(each.is_busy for each in self.sessions)
+            most = int(self._max_bytes * self._brake.share)
+            session.schedule.max_bytes = most // max(num_busy, 1)
+            late = session.schedule.repeat_late(now)
             self._check_workers(session, hosts, now)
         session.order()
-        for number in late:
-            self.log.event(EventName.BATCH_OVERDUE, epoch=session.epoch, batch=number)
+        if late is not None:
+            self.log.event(EventName.BATCH_OVERDUE, epoch=session.epoch, batch=late)
         self._check_wait(session, now)
 
     def _start_workers(
@@ -349,27 +333,31 @@ class Feed(SharedState):
     ) -> None:
         """Starts the workers that hosts lack, or those of shards that nobody makes."""
         schedule = session.schedule
-        started: list[tuple[Host, Worker]] = []
         num_workers = request.num_workers
+        places: list[tuple[Host, int]] = []
         with self.lock:
             owned = Counter(worker.host for worker in session.workers)
             if isinstance(schedule, ShardScheduler):
                 num_workers = schedule.num_shards
-                are_all_there = self._are_all_there(session)
-                for shard in schedule.homeless(now, are_all_there=are_all_there) if hosts else ():
+                num_away = self._roster.expected - len(self._roster.lost)
+                num_away -= sum(host.is_remote for host in hosts)
+                since = min(host.openings[session.name].opened_at for host in hosts)
+                is_settled = num_away <= 0 or now > since + _SETTLE_SECONDS
+                for shard in schedule.homeless() if is_settled else ():
                     host = min(hosts, key=partial(_load, owned=owned, request=request))
                     owned[host.name] += 1
-                    worker = Worker(session, host.name, shard, is_remote=host.is_remote)
-                    started.append((host, worker))
-                    schedule.pin(worker, shard)
+                    places.append((host, shard))
             else:
                 taken = {worker.number for worker in session.workers}
                 free = (number for number in itertools.count() if number not in taken)
                 for host in hosts:
-                    for _ in range(_num_workers(host, request) - owned[host.name]):
-                        worker = Worker(session, host.name, next(free), is_remote=host.is_remote)
-                        started.append((host, worker))
-            session.workers.update(worker for _, worker in started)
+                    num_missing = host.room_for(request) - owned[host.name]
+                    places += zip([host] * num_missing, free, strict=False)
+            started = [(host, Worker(session, host.work, number)) for host, number in places]
+            for _, worker in started:
+                session.workers.add(worker)
+                if isinstance(schedule, ShardScheduler):
+                    schedule.pin(worker, worker.number)
         for host, worker in started:
             facts = WorkerFacts(
                 worker=worker.number,
@@ -385,102 +373,86 @@ class Feed(SharedState):
     def _check_wait(self, session: FeedSession, now: float) -> None:
         """Says who has the batch that is waited for; ends a worker that has it for too long."""
         with self.lock:
-            head, since = session.schedule.head, session.waits_since
-            makers = session.schedule.makers(head)
-            if since is None or not makers:
-                return
-            batch = session.batch_words(head)
+            head, epoch_id, since = session.schedule.head, session.epoch_id, session.waits_since
+            makers = {} if since is None else session.schedule.makers(head)
         limit = self._settings.feed.batch_timeout_seconds or math.inf
-        who: list[str] = []
         for worker, begun_at in makers.items():
             assert isinstance(worker, Worker)
-            who.append(f"worker {worker.number} of {worker.host}")
+            waited = now - max(since or 0.0, begun_at)
             if now - begun_at > limit:
-                session.died(worker, f"it took more than {limit:g} s", number=head)
-        waited = now - max(since, *makers.values())
-        if waited > _HANG_SECONDS * (session.num_hangs_told + 1):
-            session.num_hangs_told += 1
-            makes = f"{' and '.join(who)} makes; its stack is in that host's log"
-            text = f"waiting for {batch} for {waited:.0f} s, which {makes}"
-            self.log.event(EventName.BATCH_HANGS, rank=self._settings.rank, text=text)
+                how = f"it took more than {limit:g} s"
+                session.died(worker, how, epoch_id=epoch_id, number=head)
+            elif waited > _HANG_SECONDS and not session.is_hang_told:
+                session.is_hang_told = True
+                with self.lock:
+                    batch = session.batch_words(head)
+                text = (
+                    f"waiting for {batch} for {waited:.0f} s, which worker {worker.number} of "
+                    f"{worker.host} makes; its stack is in that host's log"
+                )
+                self.log.event(EventName.BATCH_HANGS, rank=self._settings.rank, text=text)
 
     def _discard(self, session: FeedSession) -> None:
         """Closes the session of a loader that is gone."""
         with self.lock:
-            self.sessions.pop(session.name, None)
+            self.sessions.discard(session)
             session.dismiss()
         for host in self._hosts.values():
             host.close_session(session.name)
 
     # ---- without workers; under the lock
 
-    def _are_all_there(self, session: FeedSession) -> bool:
-        """Returns whether every data host has opened a session, or cannot."""
-        states = [host.state_of(session) for host in self._hosts.values() if host.is_remote]
-        num_known = states.count("opened") + states.count("failed")
-        return num_known >= self._roster.expected - len(self._roster.lost)
-
     def _check_workers(self, session: FeedSession, hosts: Sequence[Host], now: float) -> None:
-        """Fails a session that has had no worker for too long, or that no host can serve."""
-        alone = now - session.alone_since
+        """Fails a session that no host can serve, or that has had no worker for too long."""
         if session.schedule.workers:
-            if session.is_waiting:
-                waited = round(alone, 1)
-                self.log.event(EventName.TRAINING_CONTINUES, waited_seconds=waited)
             session.alone_since = now
-            session.is_waiting = False
             return
-        feed, roster, comes_back = self._settings.feed, self._roster, self._settings.comes_back
-        states = [host.state_of(session) for host in hosts]
-        # A lost host may come back, and may be able to make them.
-        num_away = roster.expected - sum(host.is_remote for host in hosts)
-        if not comes_back:
-            num_away -= len(roster.lost)
-        if hosts and num_away <= 0 and all(state == "failed" for state in states):
-            opening = hosts[0].openings[session.name]
+        alone = now - session.alone_since
+        settings, roster = self._settings, self._roster
+        opened = [host.openings[session.name] for host in hosts if session.name in host.openings]
+        failed = [opening for opening in opened if opening.reason]
+        # A worker's start takes longer than a reconnect, and a preempted host waits for a new node.
+        is_slow = settings.comes_back or not session.had_workers or len(opened) > len(failed)
+        limit = settings.feed.lease_seconds + LOST_GRACE_SECONDS
+        if is_slow:
+            limit = settings.feed.start_deadline_seconds
+        # A host that has ended, or was lost, comes back on Kubernetes alone.
+        may_come = roster.expected == _UNKNOWN or bool(roster.awaited)
+        may_come |= settings.comes_back and bool(roster.lost or roster.left)
+        if len(failed) == len(hosts) and not may_come:
+            limit = 0.0
+        if alone > limit:
+            session.mark_failed(self._error_of(session, hosts, failed, alone))
+
+    def _error_of(
+        self,
+        session: FeedSession,
+        hosts: Sequence[Host],
+        failed: Sequence[Opening],
+        alone: float,
+    ) -> FeedError:
+        roster = self._roster
+        where = f"rank {self._settings.rank}, epoch {session.epoch}, batch {session.schedule.head}"
+        if failed and len(failed) == len(hosts):
             error = RebuildingError(
-                f"no data host can make batches of this dataset: {opening.reason}",
-                where=f"host {hosts[0].name}",
+                f"no data host can make batches of this dataset: {failed[0].reason}",
+                where=where,
                 fix="mend what the host's error above says",
             )
-            error.__cause__ = opening.error
-            session.mark_failed(error)
-            return
-        patience = feed.lease_seconds + LOST_GRACE_SECONDS
-        are_gone = roster.expected < _UNKNOWN and not (roster.agents or roster.awaited)
-        if are_gone:
-            patience = min(patience, ALL_GONE_SECONDS)
-        # A worker's start takes longer than a reconnect, and a preempted host waits for a new node.
-        is_starting = "opening" in states or "opened" in states
-        is_first = not (session.had_workers or are_gone)
-        may_come = comes_back or is_starting or is_first
-        if alone > (feed.start_deadline_seconds if may_come else patience):
-            session.mark_failed(self._lost_error(session, hosts, alone))
-        elif alone > patience and not session.is_waiting:
-            # Logged once, not at each tick.
-            session.is_waiting = True
-            self.log.event(EventName.TRAINING_WAITING, epoch=session.epoch)
-
-    def _lost_error(
-        self, session: FeedSession, hosts: Sequence[Host], alone: float
-    ) -> FeedLostError:
-        settings, roster = self._settings, self._roster
+            error.__cause__ = failed[0].error
+            return error
         what = "lost all data workers" if session.had_workers else "no data worker came"
-        expected = f"the coordinator at {settings.coordinator} did not answer"
+        seen = f"the coordinator at {self._settings.coordinator} did not answer"
         if roster.expected < _UNKNOWN:
             # The last word on a host counts.
-            fates = dict.fromkeys(roster.awaited, "never came")
-            fates |= {member.host: "no connection" for member in roster.agents}
-            for host in hosts:
-                opening = host.openings.get(session.name)
-                fates[host.name] = opening.reason or "not ready" if opening else "no connection"
+            fates = {host.name: host.fate(session.name) for host in hosts}
+            fates |= dict.fromkeys(roster.awaited, "never came")
             fates |= dict.fromkeys(roster.lost, "lost")
             fates |= {name: f"left: {why}" for name, why in roster.left.items()}
-            seen = ", ".join(f"{name} ({fate})" for name, fate in fates.items()) or "none seen"
-            expected = f"{roster.expected} data hosts expected, {seen}"
-        where = f"rank {settings.rank}, epoch {session.epoch}, batch {session.schedule.head}"
+            told = ", ".join(f"{name} ({fate})" for name, fate in fates.items())
+            seen = f"{roster.expected} data hosts expected, {told}"
         return FeedLostError(
-            f"{what} within {alone:.0f} s: {expected}",
+            f"{what} within {alone:.0f} s: {seen}",
             where=where,
             fix="see the logs of the data hosts, or set feed.local_workers as a fallback",
         )
@@ -490,8 +462,8 @@ class Feed(SharedState):
     def _report(self) -> None:
         """Reports this rank's progress to the leader, which answers with the run's state."""
         with self.lock:
-            sessions = list(self.sessions.values())
-            feed = self._counts.tell(sessions)
+            sessions = list(self.sessions)
+            feed = self._work_of(sessions)
         sums = dataclasses.asdict(self._process.timeline.training)
         del sums["epochs"], sums["shared"], sums["ended"]
         progress = messages.Progress(
@@ -504,11 +476,37 @@ class Feed(SharedState):
         )
         self._coordinator.send(progress)
 
+    def _work_of(self, sessions: Sequence[FeedSession]) -> messages.FeedWork:
+        now = time.monotonic()
+        ready = window = shards = 0
+        for work in self._works.values():
+            work.credits = 0
+        for session in sessions:
+            schedule = session.schedule
+            ready += len(schedule.arrivals)
+            window += schedule.window(now) if session.is_busy else 0
+            for host, number in Counter(worker.host for worker in session.workers).items():
+                work = self._works[host]
+                work.credits += ORDERS_PER_WORKER * number
+                work.num_workers = max(work.num_workers, number)
+            if isinstance(schedule, ShardScheduler):
+                shards += schedule.num_shards
+        works = [work for work in self._works.values() if work.credits or work.batches]
+        return messages.FeedWork(
+            seconds=now - self._began,
+            taken=self.num_taken,
+            ready_at_takes=self.ready_at_takes,
+            ready=ready,
+            window=window,
+            shards=shards,
+            hosts=tuple(works[:_MAX_HOSTS]),
+        )
+
     def _close(self) -> None:
         # First: a thread that waits for a batch would wait forever.
         self.mark_failed(FeedError("the feed of this process is closed"))
         self._report()
-        for session in list(self.sessions.values()):
+        for session in list(self.sessions):
             self._discard(session)
         self._coordinator.close(linger_seconds=GOODBYE_SECONDS)
         for host in self._hosts.values():
@@ -521,13 +519,9 @@ def _workers_on(host: str, session: FeedSession) -> list[Worker]:
     return [worker for worker in list(session.workers) if worker.host == host]
 
 
-def _num_workers(host: Host, request: EpochRequest) -> int:
-    return host.num_workers if host.is_remote else request.local_workers
-
-
 def _load(host: Host, *, owned: Counter[str], request: EpochRequest) -> tuple[bool, float]:
     """Returns by what a host is chosen for a shard: the lowest is."""
-    room = max(1, _num_workers(host, request))
+    room = max(1, host.room_for(request))
     # Hosts with a free worker come before local workers, which take the training's CPU.
     return not host.is_remote or owned[host.name] >= room, (owned[host.name] + 1) / room
 

@@ -5,7 +5,6 @@ A data host is behind its agent, and this host behind a `LocalLink`, with proces
 answer with the messages of an agent.
 """
 
-import math
 import platform
 import socket
 import threading
@@ -13,7 +12,6 @@ from collections import deque
 from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal
 
 import zmq
 
@@ -25,24 +23,32 @@ from stoker.feed.engine.hosting import Attach, Hosting
 from stoker.feed.engine.loader_spec import PackedSpec
 from stoker.feed.engine.receiver import Receiver
 from stoker.feed.engine.records import new_key
-from stoker.feed.engine.run_messages import Member, Message
-from stoker.feed.engine.session import FeedSession, Worker
+from stoker.feed.engine.run_messages import HostWork, Member, Message
+from stoker.feed.engine.session import EpochRequest, FeedSession, Worker
 from stoker.logs import Log
 
 # Connections for each worker that a host has which may be lost in a row without a batch.
 MAX_FRUITLESS = 5
 # After one of them.
 _PAUSE_SECONDS = 1.0
+# Stands for the number of a worker, where a dataset is read.
+DATASET = -1
 # Of local workers.
 _NICENESS = 10
 
 
 @dataclass(slots=True)
 class Opening:
-    """What became of a session on a host; `failed`: it makes no batches of that loader."""
+    """A session on a host.
 
+    Attributes:
+        opened_at: Monotonic seconds; 0: it is not open.
+        reason: Why the host makes no batches of that loader; empty: it does.
+    """
+
+    session: FeedSession
     spec: PackedSpec
-    state: Literal["opening", "opened", "failed"] = "opening"
+    opened_at: float = 0.0
     reason: str = ""
     error: BaseException | None = None
 
@@ -52,8 +58,7 @@ class Host:
     """A host, and the sessions that are open on it; used by the control thread.
 
     Attributes:
-        on_lost: Called in any thread with the names of host and session, and why a dataset could
-            not be sent.
+        work: What it has made.
         num_workers: That a data host has for a session of this process.
         openings: By session.
         workers: Whose processes have not ended, by their ids.
@@ -63,8 +68,8 @@ class Host:
     member: Member
     link: "Link | LocalLink"
     receiver: Receiver
-    on_lost: Callable[[str, str, str], None]
-    num_ranks: int
+    work: HostWork
+    num_workers: int
     openings: dict[str, Opening] = field(default_factory=dict)
     not_before: float = 0.0
     workers: dict[int, Worker] = field(default_factory=dict)
@@ -72,15 +77,11 @@ class Host:
 
     def __post_init__(self) -> None:
         self.name = self.member.host
-        self.is_remote = isinstance(self.link, Link)
-        most = self.member.workers
-        # Ranks share a host; one that waits leaves its part to the others.
-        share = -(-most // max(1, self.num_ranks))
-        self.num_workers = max(1, min(most, 2 * share))
+        self.is_remote = not self.work.is_local
 
-    def state_of(self, session: FeedSession) -> str:
-        opening = self.openings.get(session.name)
-        return "" if opening is None else opening.state
+    def room_for(self, request: EpochRequest) -> int:
+        """Returns how many workers it has for a session."""
+        return self.num_workers if self.is_remote else request.local_workers
 
     def opening_of(self, session: str, dataset: str) -> Opening | None:
         """Returns what is open on it of a session, if that has this dataset."""
@@ -90,9 +91,9 @@ class Host:
     def open(self, session: FeedSession, spec: PackedSpec) -> bool:
         """Returns whether a session is open; opens it for this dataset if it is not."""
         opening = self.openings.get(session.name)
-        is_same = opening is not None and spec.digest == opening.spec.digest
-        if opening is None or not (is_same or opening.state == "failed"):
-            opening = self.openings[session.name] = Opening(spec)
+        # Whatever fails here once, does so for all datasets of a loader.
+        if opening is None or not (opening.reason or spec.digest == opening.spec.digest):
+            opening = self.openings[session.name] = Opening(session, spec)
             self.link.send(
                 messages.Open(
                     session=session.name,
@@ -103,66 +104,68 @@ class Host:
                     python=platform.python_version(),
                 )
             )
-        return opening.state == "opened"
+        return opening.opened_at > 0.0
 
     def start(self, worker: Worker) -> None:
         """Orders a worker; it joins its session once it is there."""
         self.workers[worker.id] = worker
         self.link.send(messages.Start(session=worker.session.name, worker=worker.id))
 
+    def fate(self, session: str) -> str:
+        """Returns why it makes nothing for a session."""
+        opening = self.openings.get(session)
+        return (opening and opening.reason) or "not ready"
+
     def close_session(self, name: str) -> None:
         if self.openings.pop(name, None) is not None:
             self.link.send(messages.Close(session=name))
 
-    def note_lost(self, why: str, *, num_made: int, now: float) -> str:
-        """Notes that a connection has ended; returns what to say if no batch ever comes."""
-        self._num_fruitless = 0 if num_made else self._num_fruitless + 1
-        if not num_made:
-            self.not_before = now + _PAUSE_SECONDS
-        if self._num_fruitless < MAX_FRUITLESS * self.num_workers:
-            return ""
-        self._num_fruitless = 0
-        return (
-            f"host {self.name} delivers no batches: connections to its workers were lost again and "
-            f"again, at last: {why}; open port feed.port + 1 of data hosts to the trainers; if it "
-            "is open, large packets may be lost (the network's MTU)"
-        )
+    def note_lost(self, worker: Worker, now: float) -> bool:
+        """Notes that a connection has ended; returns whether the host may still deliver batches."""
+        if worker.num_made:
+            self._num_fruitless = 0
+            return True
+        self.not_before = now + _PAUSE_SECONDS
+        self._num_fruitless = (self._num_fruitless + 1) % (MAX_FRUITLESS * self.num_workers)
+        return self._num_fruitless > 0
 
     def take_ticket(self, ticket: messages.Ticket) -> None:
         """Connects to a worker, or to what reads a dataset."""
         worker = self.workers.get(ticket.worker)
-        opening = self.opening_of(ticket.session, ticket.dataset)
-        if opening is not None or (worker is not None and not worker.is_lost):
+        data = b""
+        if ticket.dataset:
+            opening = self.opening_of(ticket.session, ticket.dataset)
+            if opening is None:
+                return
+            # For the loss of the connection.
+            worker = Worker(opening.session, self.work, DATASET)
+            data = opening.spec.data
+        if worker is not None and not worker.is_lost:
             # A host that does not answer, and a large dataset, delay nothing else.
-            connect = partial(self._connect, ticket, opening, worker)
+            connect = partial(self._connect, ticket, worker, data)
             threading.Thread(target=connect, name="stoker-connect", daemon=True).start()
 
-    def _connect(
-        self, ticket: messages.Ticket, opening: Opening | None, worker: Worker | None
-    ) -> None:
+    def _connect(self, ticket: messages.Ticket, worker: Worker, data: bytes) -> None:
         try:
             connection = Connection(
                 self.link.connect(self.member.batch_port, ticket.ticket),
                 ticket.key,
                 max_packed_bytes=self.receiver.max_bytes,
             )
-            if worker is not None:
+            if ticket.dataset:
+                connection.write(b"", (memoryview(data),))
+                connection.close()
+            else:
                 connection.write(worker.facts)
                 self.receiver.add(worker, connection)
-            elif opening is not None:
-                connection.write(b"", (memoryview(opening.spec.data),))
-                connection.close()
         except OSError as err:
-            why = str(err.strerror or err)
-            if worker is not None:
-                self.receiver.on_lost(worker, why)
-            else:
-                self.on_lost(self.name, ticket.session, why)
+            self.receiver.on_lost(worker, str(err.strerror or err))
 
     def forget(self) -> None:
         """Forgets what it has, as its control connection is lost."""
         self.openings.clear()
         self.workers.clear()
+        self._num_fruitless = 0
 
     def close(self) -> None:
         self.link.close(linger_seconds=GOODBYE_SECONDS)
@@ -175,6 +178,7 @@ class LocalLink:
 
     name: str
     log: Log
+    wake: Callable[[], None]
     _hosting: Hosting | None = None
     _answers: deque[Message] = field(default_factory=deque)
     _connections: dict[bytes, socket.socket] = field(default_factory=dict)
@@ -182,10 +186,6 @@ class LocalLink:
     @property
     def is_up(self) -> bool:
         return self._hosting is not None
-
-    @property
-    def dial_at(self) -> float:
-        return 0.0 if self._answers or self._hosting is None else math.inf
 
     def register(self, poller: zmq.Poller) -> None:
         for fileno in () if self._hosting is None else self._hosting.filenos():
@@ -197,7 +197,7 @@ class LocalLink:
             self._hosting = Hosting(
                 host=self.name,
                 log=self.log,
-                tell=lambda _, answer: self._answers.append(answer),
+                tell=lambda _, answer: self._answer(answer),
                 invite=self._invite,
                 # They take what the training leaves of its CPUs.
                 niceness=_NICENESS,
@@ -240,4 +240,9 @@ class LocalLink:
         answer = messages.Ticket(
             session=session, worker=worker, dataset=dataset, ticket=ticket, key=key
         )
+        self._answer(answer)
+
+    def _answer(self, answer: Message) -> None:
         self._answers.append(answer)
+        # It is taken in the next turn.
+        self.wake()

@@ -11,9 +11,8 @@ import contextlib
 import os
 import selectors
 import threading
-import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,17 +23,12 @@ from stoker.feed.engine.batch_socket import BufferPool, Bytes, Connection, layou
 from stoker.feed.engine.codec import TensorMemory, decode, parts_of
 from stoker.feed.engine.messages import Exhausted, Made, Raised, Ready, unpack_answer
 from stoker.feed.engine.raised import unpack_error
-from stoker.feed.engine.run_messages import FeedWork, HostWork
-from stoker.feed.engine.scheduler import ORDERS_PER_WORKER
-from stoker.feed.engine.session import FeedSession, SharedState, Worker
-from stoker.feed.engine.shards import ShardScheduler
+from stoker.feed.engine.session import BatchOutcome, SharedState, Worker
 from stoker.pending_error import PendingError
 
 _NOTHING: Bytes = np.empty(0, dtype=np.uint8)
 # Such a batch takes milliseconds to arrive, in which its worker may run out of orders.
 _LONG_BYTES = 1 << 20
-# A report must stay far below the coordinator's limit of 64 KiB a message.
-_MAX_HOSTS = 128
 
 
 @dataclass(eq=False)
@@ -48,7 +42,6 @@ class Receiver:
     """
 
     shared: SharedState
-    counts: "Counts"
     pool: BufferPool
     max_bytes: int
     accept_pickles: bool
@@ -121,9 +114,8 @@ class Receiver:
             case Made() as made:
                 self._take_made(worker, connection, made, nbytes)
             case Raised(number, epoch_id, error):
-                outcome = worker.outcome()
                 raised = unpack_error(error, accept_pickles=self.accept_pickles)
-                outcome.error = PendingError(raised)
+                outcome = BatchOutcome(worker, error=PendingError(raised))
                 session.arrived(worker, epoch_id, number, outcome, nbytes=0)
             case Exhausted(number, epoch_id):
                 session.exhausted(worker, epoch_id, number)
@@ -137,8 +129,7 @@ class Receiver:
             )
         session = worker.session
         request = session.request
-        outcome = worker.outcome()
-        outcome.bad = made.bad
+        outcome = BatchOutcome(worker, bad=made.bad)
         block: Bytes = _NOTHING
         if nbytes >= _LONG_BYTES:
             session.comes(worker, made.epoch_id, made.number)
@@ -158,7 +149,11 @@ class Receiver:
         )
         if is_wanted is not None:
             with self.shared.lock:
-                self.counts.note(worker, made, nbytes=nbytes, is_wanted=is_wanted)
+                work = worker.work
+                work.batches += is_wanted
+                work.frame_bytes += nbytes
+                work.cpu_seconds += made.cpu_seconds
+                work.busy_seconds += made.wall_seconds
 
     def _memory(self, nbytes: int, device: int | None) -> Bytes:
         """Returns memory for a batch: pinned for a device, where it is for one."""
@@ -183,70 +178,6 @@ def _close_descriptors() -> None:
 
 
 os.register_at_fork(after_in_child=_close_descriptors)
-
-
-class Counts:
-    """Who made which batches for this process, their cost, and how many came again.
-
-    They go to the leader with the rank's progress about once a second. All counts only grow and
-    are read as differences, so a lost report loses nothing. Callers hold the feed's lock.
-    """
-
-    def __init__(self, shared: SharedState) -> None:
-        self._shared = shared
-        self._began = time.monotonic()
-        self._hosts: dict[str, HostWork] = {}
-        # Who has made a batch, by host and number.
-        self._makers: set[tuple[str, int]] = set()
-
-    def note(self, worker: Worker, made: Made, *, nbytes: int, is_wanted: bool) -> None:
-        """Counts a batch of a worker."""
-        work = self._of(worker)
-        work.batches += is_wanted
-        work.frame_bytes += nbytes
-        work.cpu_seconds += made.cpu_seconds
-        work.busy_seconds += made.wall_seconds
-        maker = (work.host, worker.number)
-        if maker not in self._makers:
-            self._makers.add(maker)
-            work.num_workers += 1
-
-    def _of(self, worker: object) -> HostWork:
-        assert isinstance(worker, Worker)
-        if worker.host not in self._hosts:
-            work = HostWork(host=worker.host, is_local=not worker.is_remote)
-            self._hosts[worker.host] = work
-        return self._hosts[worker.host]
-
-    def tell(self, sessions: Iterable[FeedSession]) -> FeedWork:
-        """Returns all counts so far."""
-        for work in self._hosts.values():
-            work.in_flight = work.credits = 0
-        ready = window = shards = shard_workers = 0
-        for session in sessions:
-            schedule = session.schedule
-            ready += len(schedule.arrivals)
-            window += schedule.window(time.monotonic()) if session.is_busy else 0
-            for each in session.workers:
-                self._of(each).credits += ORDERS_PER_WORKER
-            for worker, pace in schedule.workers.items():
-                self._of(worker).in_flight += len(pace.asked)
-            if isinstance(schedule, ShardScheduler):
-                shards += schedule.num_shards
-                shard_workers = max(shard_workers, len(session.workers))
-            for worker, moved in schedule.moved.items():
-                self._of(worker).moved += moved
-            schedule.moved.clear()
-        return FeedWork(
-            seconds=time.monotonic() - self._began,
-            taken=self._shared.num_taken,
-            ready_at_takes=self._shared.ready_at_takes,
-            ready=ready,
-            window=window,
-            shards=shards,
-            shard_workers=shard_workers,
-            hosts=tuple(self._hosts.values())[:_MAX_HOSTS],
-        )
 
 
 # torch.accelerator has these names from 2.7 on; before, torch pins for CUDA.

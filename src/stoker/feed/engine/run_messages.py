@@ -19,7 +19,7 @@ from stoker.host.gpus import GpuState
 
 # To be raised with every change that an older peer would misread: of these messages, of a worker's,
 # of what is pickled. tests/contract/test_wire_version.py pins them.
-PROTOCOL_VERSION = 27
+PROTOCOL_VERSION = 28
 
 # Random first bytes of a connection to the batch port.
 TICKET_BYTES = 32
@@ -126,17 +126,14 @@ class HostWork(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     Attributes:
         batches: Those that the rank used: not what came after another host's.
-        moved: Batches reassigned because the host was lost, declined them, or was late.
-        credits: Limit of `in_flight`; 0: the host is gone.
-        num_workers: Workers that have made a batch.
+        credits: Batches that it may have in the making; 0: the host is gone.
+        num_workers: Workers of one loader, at most.
     """
 
     host: str
     is_local: bool = False
     batches: int = 0
     frame_bytes: int = 0
-    moved: int = 0
-    in_flight: int = 0
     credits: int = 0
     busy_seconds: float = 0.0
     cpu_seconds: float = 0.0
@@ -149,7 +146,6 @@ class FeedWork(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     Attributes:
         ready_at_takes: Batches that were ready after the one taken, summed over `taken`.
         window: How far ahead of the trainer batches are made, now.
-        shard_workers: Workers of all hosts that could make a shard each.
     """
 
     seconds: float
@@ -158,7 +154,6 @@ class FeedWork(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ready: int = 0
     window: int = 0
     shards: int = 0
-    shard_workers: int = 0
     hosts: tuple[HostWork, ...] = ()
 
 

@@ -100,17 +100,12 @@ class BatchScheduler:
         is_complete: The sampler has no more.
         max_bytes: Of batches that may wait, made or under way; one batch always may.
         arrivals: Bytes and content of the batches that wait, by number.
-        moved: Batches that were handed out once more, by the worker that had them.
-        persists: Workers go on with the next epoch.
     """
-
-    persists = True
 
     def __init__(self, *, max_bytes: int, unknown_bytes: int = UNKNOWN_BATCH_BYTES) -> None:
         """Begins without workers; a batch is taken for `unknown_bytes` until one has come."""
         self.max_bytes = max_bytes
         self.workers: dict[Worker, WorkerPace] = {}
-        self.moved: Counter[Worker] = Counter()
         # Mean seconds between takes, less the longest (a checkpoint, a validation). The pace of the
         # epoch before counts until enough is taken.
         self._interval: float | None = None
@@ -137,11 +132,6 @@ class BatchScheduler:
     def is_over(self) -> bool:
         return self.is_complete and self.head >= self.supplied
 
-    @property
-    def committed_bytes(self) -> int:
-        """Of batches that are here or will come."""
-        return self._held_bytes + len(self._makers) * self._batch_bytes
-
     # ---- workers
 
     def join(self, worker: Worker) -> None:
@@ -154,7 +144,7 @@ class BatchScheduler:
             makers = self._makers.get(number, set())
             makers.discard(worker)
             if not makers and self._makers.pop(number, None) is not None:
-                self._hand_out_again(number, worker)
+                self._again.add(number)
 
     def makers(self, number: int) -> dict[Worker, float]:
         """Returns who has a batch, and since when it makes it, as far as is known here."""
@@ -268,50 +258,28 @@ class BatchScheduler:
         interval = self._interval
         if interval is not None:
             slowest = max((self._reach(pace, now) for pace in self.workers.values()), default=0.0)
-            most = _MAX_WINDOW_PER_ORDER * all_orders
-            # Multiplied and not divided: an interval may be 0, where all is taken at once.
-            if slowest > interval * most:
-                window = most
-            elif interval > 0:
-                window += math.ceil(slowest / interval)
+            # An interval may be 0, where all is taken at once.
+            reach = math.ceil(slowest / max(interval, 1e-9))
+            window += min(reach, _MAX_WINDOW_PER_ORDER * all_orders)
         # Those under way will come: they are counted as if they were here.
-        free_bytes = max(self.max_bytes - self.committed_bytes, 0)
+        committed_bytes = self._held_bytes + len(self._makers) * self._batch_bytes
+        free_bytes = max(self.max_bytes - committed_bytes, 0)
         if free_bytes < window * self._batch_bytes:
             # What is begun stays so, however much memory it takes.
             begun = self._next_new - self.head
             window = min(window, begun + free_bytes // self._batch_bytes)
         return max(window, 1)
 
-    def next_check(self, now: float) -> float:
-        """Returns the seconds until the head is late; infinity: nobody has it, or nobody else."""
-        return max(0.0, self._late_at(self.head) - now)
-
-    def repeat_late(self, now: float) -> list[int]:
-        """Has the next `assign` hand out late numbers once more, if the head is late.
-
-        Returns:
-            These numbers.
-        """
-        late: list[int] = []
-        if now < self._late_at(self.head):
-            return late
-        for worker in self._makers[self.head]:
-            # Also what else is late there: most likely that worker is stopped.
-            for number in self.workers[worker].asked:
-                if self._is_open(number) and now >= self._late_at(number):
-                    self._hand_out_again(number, worker)
-                    late.append(number)
-        return late
-
-    def _late_at(self, number: int) -> float:
-        """Returns when the last worker that has this number is late.
-
-        Infinity: nobody has it, nobody else could make it, or it will be handed out once more.
-        """
-        makers = self._makers.get(number, ())
-        if number in self._again or len(makers) == len(self.workers):
-            return math.inf
-        return max((self._due(self.workers[worker], number) for worker in makers), default=math.inf)
+    def repeat_late(self, now: float) -> int | None:
+        """Has the next `assign` hand out the head once more if it is late; returns its number."""
+        makers = self._makers.get(self.head, set())
+        # Nobody has it, nobody else could make it, or it will be handed out once more.
+        if not makers or self.head in self._again or len(makers) == len(self.workers):
+            return None
+        if now < max(self._due(self.workers[worker], self.head) for worker in makers):
+            return None
+        self._again.add(self.head)
+        return self.head
 
     def _due(self, pace: WorkerPace, number: int) -> float:
         slowest = max(each.p95_seconds for each in self.workers.values())
@@ -335,8 +303,3 @@ class BatchScheduler:
 
     def _is_open(self, number: int) -> bool:
         return number >= self.head and number not in self.arrivals
-
-    def _hand_out_again(self, number: int, moved_from: Worker) -> None:
-        if self._is_open(number):
-            self.moved[moved_from] += 1
-            self._again.add(number)

@@ -26,6 +26,7 @@ from stoker.feed.engine.batch_socket import Connection
 from stoker.feed.engine.loader_spec import PackedSpec
 from stoker.feed.engine.messages import BadSample, Make, OwnState, pack
 from stoker.feed.engine.raised import SCRIPT_NAMES
+from stoker.feed.engine.run_messages import HostWork
 from stoker.feed.engine.scheduler import BatchScheduler
 from stoker.feed.engine.shards import ShardScheduler
 from stoker.feed.seeding import Numbered, Seeding
@@ -49,15 +50,13 @@ class BatchOutcome(msgspec.Struct):
 
     Attributes:
         bad: Its samples that were skipped or replaced.
-        maker: Host and number of the worker that made it, or failed.
-        is_remote: That host is a data host.
+        worker: That made it, or failed.
         place: Of the sample at which the last of three workers died; -1: none did, or not known.
         is_pinned: Its tensors are in pinned memory.
         ordered: What was sent to have it made; None: of an iterable dataset.
     """
 
-    maker: tuple[str, int]
-    is_remote: bool
+    worker: "Worker"
     value: object = None
     error: PendingError | None = None
     bad: tuple[BadSample, ...] = ()
@@ -109,7 +108,7 @@ class Worker:
     """A worker of a session, as the trainer sees it; a key of the session's scheduler.
 
     Attributes:
-        host: Its name.
+        work: What its host has made.
         number: On all hosts; of an iterable dataset the shard.
         id: For its host.
         facts: The first message to it.
@@ -119,9 +118,8 @@ class Worker:
     """
 
     session: "FeedSession"
-    host: str
+    work: HostWork
     number: int
-    is_remote: bool
     id: int = field(default_factory=itertools.count(1).__next__)
     facts: bytes = b""
     connection: Connection | None = None
@@ -131,15 +129,16 @@ class Worker:
     outbox: deque[bytes] = field(default_factory=deque)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
+    @property
+    def host(self) -> str:
+        return self.work.host
+
     def flush(self) -> None:
         """Sends its orders, without the feed's lock."""
         # Its receiver sees a lost connection, too.
         with self._lock, contextlib.suppress(OSError):
             while self.outbox and self.connection is not None:
                 self.connection.write(self.outbox.popleft())
-
-    def outcome(self) -> BatchOutcome:
-        return BatchOutcome((self.host, self.number), self.is_remote)
 
     def close(self) -> None:
         """Ends the connection, and so the worker; safe in any thread, and twice."""
@@ -158,21 +157,20 @@ class FeedSession:
         request: Of the epoch; None: there is none.
         alone_since: Since when no worker is ready.
         had_workers: One has been.
-        is_waiting: The log says that it waits for one.
         waits_since: When the thread that iterates began to wait; None: it does not.
-        num_hangs_told: How often it was said that it waits.
+        is_hang_told: The log says for whom it waits.
     """
 
     def __init__(self, name: str, schedule: Scheduler, shared: "SharedState") -> None:
         self.name = name
         self.schedule = schedule
-        self.epoch = self.epoch_id = self.cancelled_epoch_id = -1
+        self.epoch = self.epoch_id = 0
+        self.cancelled_epoch_id = -1
         self.request: EpochRequest | None = None
-        self.is_busy = self.had_workers = self.is_waiting = False
+        self.is_busy = self.had_workers = self.is_hang_told = False
         self.failure = shared.failure
         self.alone_since = 0.0
         self.waits_since: float | None = None
-        self.num_hangs_told = 0
         self.workers: set[Worker] = set()
         self._shared = shared
         self._lock = shared.lock
@@ -186,7 +184,6 @@ class FeedSession:
         if self.is_busy and self.cancelled_epoch_id != self.epoch_id:
             return False
         self.cancel(self.epoch_id)
-        self.epoch_id += 1
         self.is_busy = True
         return True
 
@@ -214,11 +211,10 @@ class FeedSession:
             self._source = weakref.ref(source)
             self.alone_since = time.monotonic()
             self.is_busy = True
+            # As torch: without workers, a sampler draws its own seed at the first batch.
+            wanted = self._num_wanted() if request.num_workers else 0
         self._shared.wake()
-        # As torch: without workers, a sampler draws its own seed at the first batch.
-        if request.num_workers:
-            self._draw(epoch_id)
-            self.order()
+        self._supply(epoch_id, wanted)
         return epoch_id
 
     def next(self, epoch_id: int, *, timeout_seconds: float) -> BatchOutcome:
@@ -231,21 +227,16 @@ class FeedSession:
             RuntimeError: After the loader's `timeout` (0: none), in torch's words.
             Exception: FeedError, or what the sampler raised.
         """
-        while True:
+        outcome: BatchOutcome | None = None
+        while outcome is None:
             with self._lock:
                 if self.epoch_id != epoch_id:
                     raise StopIteration
                 outcome = self._await_head(timeout_seconds)
-                if outcome is None and self.failure is not None:
-                    failure = self.failure
-                    break
+                wanted = self._num_wanted()
             # Also after a batch that was there: its place in the window is free.
-            self._draw(epoch_id)
-            self.order()
-            if outcome is not None:
-                return outcome
-        # Its own for each call, and made without the lock: an error of the dataset is copied.
-        raise fresh(failure)
+            self._supply(epoch_id, wanted)
+        return outcome
 
     def cancel(self, epoch_id: int) -> list[OrderedBatch]:
         """Ends an epoch; returns what was drawn and not taken, in order."""
@@ -253,24 +244,25 @@ class FeedSession:
             if self.epoch_id != epoch_id or not self.is_busy:
                 return []
             left = [self._ordered[number] for number in sorted(self._ordered)]
+            # What is under way for it is refused.
+            self.epoch_id += 1
             self.is_busy = False
             self.request = self.waits_since = None
             # Without numbers: until the next one nothing is ordered.
             self.schedule.is_complete = True
             self.schedule.arrivals.clear()
             self._ordered.clear()
-            if not self.schedule.persists:
-                self.dismiss()
         self._shared.wake()
         return left
 
     def _await_head(self, timeout_seconds: float) -> BatchOutcome | None:
-        """Waits for the batch at the head; None: failed, or the sampler is to be asked first."""
+        """Waits for the batch at the head; None: the sampler is to be asked first."""
         schedule = self.schedule
         began = time.monotonic()
         while schedule.head not in schedule.arrivals:
             if self.failure is not None:
-                return None
+                # Its own for each call.
+                raise fresh(self.failure)
             if schedule.is_over or not self.is_busy:
                 self.cancel(self.epoch_id)
                 source = self._source()
@@ -278,7 +270,7 @@ class FeedSession:
                 if source is not None and source.failure.is_there:
                     raise source.failure.take()
                 raise StopIteration
-            if self._num_wanted() > 0:
+            if self._num_wanted():
                 return None
             self.waits_since = self.waits_since or began
             now = time.monotonic()
@@ -290,7 +282,7 @@ class FeedSession:
                 raise RuntimeError(f"DataLoader timed out after {timeout_seconds} seconds")
             self._arrival.wait(min(left, threading.TIMEOUT_MAX))
         self.waits_since = None
-        self.num_hangs_told = 0
+        self.is_hang_told = False
         ordered = self._ordered.pop(schedule.head, None)
         outcome = schedule.take(time.monotonic())
         assert isinstance(outcome, BatchOutcome)
@@ -302,38 +294,38 @@ class FeedSession:
     def _num_wanted(self) -> int:
         """Returns how many indices are to be drawn: a number that no time changes."""
         schedule = self.schedule
-        if schedule.is_complete:
-            return 0
-        return min(32 + 4 * schedule.head, schedule.head + 256) - schedule.supplied
+        most = min(32 + 4 * schedule.head, schedule.head + 256)
+        return 0 if schedule.is_complete else max(0, most - schedule.supplied)
 
-    def _draw(self, epoch_id: int) -> None:
-        with self._lock:
-            wanted = self._num_wanted() if self.is_busy and self.epoch_id == epoch_id else 0
-            first = self.schedule.supplied
-        source = self._source()
-        if wanted <= 0 or source is None:
-            return
+    def _supply(self, epoch_id: int, wanted: int) -> None:
+        """Draws that many indices, and orders what the window has room for."""
         # Outside the lock: the sampler is the user's code.
-        drawn: dict[int, OrderedBatch] = {}
-        is_last = False
-        while len(drawn) < wanted and not is_last:
-            try:
-                numbered = next(source.indices)
-                # Packed now: a sampler may give the same list again and again.
-                batch = OrderedBatch(pack_index(numbered.index), numbered.seed_words)
-                drawn[first + len(drawn)] = batch
-            except StopIteration:
-                is_last = True
-            except Exception as err:
-                # Raised once all batches before it are taken, as by torch's loader.
-                source.failure.keep(err)
-                is_last = True
+        drawn = self._draw(wanted)
         with self._lock:
             # The sampler may take long: another thread may have ended the epoch by now.
-            if self.epoch_id == epoch_id and self.is_busy:
-                self._ordered.update(drawn)
+            if self.epoch_id == epoch_id:
+                self._ordered.update(enumerate(drawn, start=self.schedule.supplied))
                 self.schedule.supplied += len(drawn)
-                self.schedule.is_complete = is_last
+                self.schedule.is_complete |= len(drawn) < wanted
+            workers = self._assign()
+        for worker in workers:
+            worker.flush()
+
+    def _draw(self, wanted: int) -> list[OrderedBatch]:
+        """Returns what the sampler gives next; fewer if it ends or fails."""
+        drawn: list[OrderedBatch] = []
+        source = self._source()
+        if source is None:
+            return drawn
+        try:
+            for numbered in itertools.islice(source.indices, wanted):
+                # Packed now: a sampler may give the same list again and again.
+                index = pack_index(numbered.index)
+                drawn.append(OrderedBatch(index, numbered.seed_words))
+        except Exception as err:
+            # Raised once all batches before it are taken, as by torch's loader.
+            source.failure.keep(err)
+        return drawn
 
     # ---- any thread, without the lock
 
@@ -355,12 +347,9 @@ class FeedSession:
     def comes(self, worker: Worker, epoch_id: int, number: int) -> None:
         """Notes that a batch has begun to arrive, and orders the next one meanwhile."""
         with self._lock:
-            workers: Iterable[Worker] = ()
-            if self.epoch_id == epoch_id and self.is_busy:
+            if self.epoch_id == epoch_id:
                 self.schedule.comes(worker, number)
-                workers = self._assign()
-        for each in workers:
-            each.flush()
+        self.order()
 
     def arrived(
         self,
@@ -379,22 +368,19 @@ class FeedSession:
         """
         now = time.monotonic()
         with self._lock:
-            if self.epoch_id != epoch_id or not self.is_busy:
+            if self.epoch_id != epoch_id:
                 return None
             is_wanted = self.schedule.arrived(
                 worker, number, nbytes=nbytes, now=now, content=outcome, own=own
             )
             self._notify(number)
-            workers = self._assign()
-        for each in workers:
-            each.flush()
+        self.order()
         return is_wanted
 
     def exhausted(self, worker: Worker, epoch_id: int, number: int) -> None:
         """Notes that a worker's shard has no batch of that number."""
         with self._lock:
-            is_now = self.epoch_id == epoch_id and self.is_busy
-            if is_now and isinstance(self.schedule, ShardScheduler):
+            if self.epoch_id == epoch_id and isinstance(self.schedule, ShardScheduler):
                 self.schedule.ended(worker, number)
                 self._arrival.notify_all()
         self.order()
@@ -406,12 +392,14 @@ class FeedSession:
                 self._drop(worker)
         self.order()
 
-    def died(self, worker: Worker, how: str, *, number: int, place: int = -1) -> None:
-        """Notes that a worker's process died over a batch of this epoch."""
+    def died(
+        self, worker: Worker, how: str, *, epoch_id: int, number: int, place: int = -1
+    ) -> None:
+        """Notes that a worker's process died over a batch of an epoch, or (-1) over none."""
         with self._lock:
             self._drop(worker)
             schedule = self.schedule
-            if self.is_busy and schedule.note_death(number):
+            if self.epoch_id == epoch_id and schedule.note_death(number):
                 # In place of the batch, so that the epoch continues after it.
                 error = FeedLostError(
                     f"three workers died of {self.batch_words(number, place)}: {how}",
@@ -419,8 +407,7 @@ class FeedSession:
                     fix="see the host's log, with the stack of native code; give it more memory, "
                     "fewer workers, or raise feed.batch_timeout_seconds",
                 )
-                outcome = worker.outcome()
-                outcome.error, outcome.place = PendingError(error), place
+                outcome = BatchOutcome(worker, error=PendingError(error), place=place)
                 self._notify(schedule.fail(number, outcome))
         self.order()
 
@@ -500,7 +487,7 @@ class SharedState:
         # Held for microseconds. A signal's handler that comes meanwhile may iterate over another
         # loader, as to evaluate before the last checkpoint.
         self.lock = threading.RLock()
-        self.sessions: dict[str, FeedSession] = {}
+        self.sessions: set[FeedSession] = set()
         # Ends every session, later ones too.
         self.failure: BaseException | None = None
         self.num_taken = self.ready_at_takes = 0
@@ -523,7 +510,7 @@ class SharedState:
         """Fails every session, also those to come; the first error counts."""
         with self.lock:
             self.failure = self.failure or error
-            for session in self.sessions.values():
+            for session in self.sessions:
                 session.mark_failed(error)
 
     def wake(self) -> None:

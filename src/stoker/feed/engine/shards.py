@@ -6,7 +6,6 @@ loader with S workers. A slow worker is waited for, as by torch's loader. Only w
 another one begin the shard again: it makes what has arrived once more, and discards it.
 """
 
-import math
 import sys
 from collections.abc import Hashable
 from dataclasses import dataclass, field
@@ -14,9 +13,6 @@ from dataclasses import dataclass, field
 from stoker.feed.engine.messages import OwnState, ShardBegin
 from stoker.feed.engine.scheduler import BatchScheduler, Worker
 from stoker.feed.streams import StreamProgress, own_before
-
-# The first batch waits this long for hosts that are on their way: a shard stays where it begins.
-SETTLE_SECONDS = 2.0
 
 
 @dataclass(slots=True)
@@ -47,13 +43,9 @@ class ShardScheduler(BatchScheduler):
         last_taken: The shard whose batch was delivered last; None: none in this epoch.
     """
 
-    def __init__(
-        self, *, num_shards: int, prefetch: int, max_bytes: int, persists: bool = False
-    ) -> None:
+    def __init__(self, *, num_shards: int, prefetch: int, max_bytes: int) -> None:
         """Begins without workers; `prefetch` batches of a shard may wait or be under way."""
-        self.persists = persists
         self._prefetch = prefetch
-        self._settle_at: float | None = None
         self._shards = [Shard() for _ in range(num_shards)]
         super().__init__(max_bytes=max_bytes, unknown_bytes=0)
         self.is_complete = True
@@ -93,24 +85,10 @@ class ShardScheduler(BatchScheduler):
 
     # ---- which worker makes which shard
 
-    def homeless(self, now: float, *, are_all_there: bool) -> list[int]:
-        """Returns the shards that want a worker now.
-
-        Args:
-            are_all_there: No more hosts will come soon.
-        """
-        if self.is_over:
-            return []
-        homeless = [
-            number
-            for number, shard in enumerate(self._shards)
-            if shard.worker is None and shard.arrived != shard.end
-        ]
-        if len(homeless) < len(self._shards) or are_all_there:
-            return homeless
-        if self._settle_at is None:
-            self._settle_at = now + SETTLE_SECONDS
-        return homeless if now >= self._settle_at else []
+    def homeless(self) -> list[int]:
+        """Returns the shards that want a worker now."""
+        shards = () if self.is_complete else enumerate(self._shards)
+        return [n for n, shard in shards if shard.worker is None and shard.arrived != shard.end]
 
     def pin(self, worker: Worker, number: int) -> None:
         """Has a worker make a shard, once it has joined."""
@@ -197,14 +175,8 @@ class ShardScheduler(BatchScheduler):
         most = self.num_shards * self._prefetch
         return max(1, min(most, self.max_bytes // max(self._batch_bytes, 1)))
 
-    def repeat_late(self, now: float) -> list[int]:
-        return []
-
-    def next_check(self, now: float) -> float:
-        """Returns the seconds until no more hosts are waited for."""
-        if self._settle_at is None or now >= self._settle_at:
-            return math.inf
-        return self._settle_at - now
+    def repeat_late(self, now: float) -> None:
+        """Does nothing: a slow worker is waited for."""
 
     def _next_number(self) -> int | None:
         """Returns the lowest number that may be ordered: the head's shard is not overtaken."""
