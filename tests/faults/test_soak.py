@@ -98,7 +98,7 @@ class Killer:
             self._healing[host] = (time.monotonic() + seconds, lambda: _wake(victim))
 
     def _kill_host(self, host, seconds):
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
             self.cluster.kill(host)
         self.cluster.hosts[host].wait(150)
         for proxy in self.proxies[host]:

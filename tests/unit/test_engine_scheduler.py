@@ -8,15 +8,26 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.feed.engine.scheduler import ORDERS_PER_WORKER, BatchScheduler
+from stoker.feed.engine.scheduler import ORDERS_PER_WORKER, BatchScheduler, WorkerPace
 
 MB = 1 << 20
 
 
-def scheduler(*workers, supply=0, max_bytes=1 << 40):
+class Worker(WorkerPace):
+    """A worker that is known by its name."""
+
+    def __init__(self, name):
+        super().__init__()
+        self.name = name
+
+    def __repr__(self):
+        return str(self.name)
+
+
+def scheduler(*names, supply=0, max_bytes=1 << 40):
     made = BatchScheduler(max_bytes=max_bytes, unknown_bytes=MB)
-    for worker in workers:
-        made.join(worker)
+    for name in names:
+        made.join(Worker(name))
     made.supplied = supply
     return made
 
@@ -88,54 +99,59 @@ class Simulation:
 
 def test_the_oldest_numbers_go_first_to_whoever_is_free():
     made = scheduler("a", "b", supply=3)
-    assert made.assign(0.0) == [("a", 0), ("b", 1), ("a", 2)]
+    a, b = made.workers
+    assert made.assign(0.0) == [(a, 0), (b, 1), (a, 2)]
     assert made.assign(0.0) == []
     made.supplied += 5
-    assert made.assign(0.0) == [("b", 3)]
+    assert made.assign(0.0) == [(b, 3)]
 
 
 def test_what_a_lost_worker_had_goes_to_others_oldest_first():
     made = scheduler("a", "b", supply=4)
+    a, b = made.workers
     made.assign(0.0)
-    made.lose("a")
-    made.arrived("b", 1, nbytes=1, now=1.0)
-    assert made.assign(1.0) == [("b", 0)]
+    made.lose(a)
+    made.arrived(b, 1, nbytes=1, now=1.0)
+    assert made.assign(1.0) == [(b, 0)]
 
 
 def test_the_third_death_over_a_batch_is_the_last():
     made = scheduler("a", supply=4)
+    (a,) = made.workers
     assert [made.note_death(0) for _ in range(3)] == [False, False, True]
     made.assign(0.0)
-    made.arrived("a", 0, nbytes=1, now=1.0)
+    made.arrived(a, 0, nbytes=1, now=1.0)
     # It came from another worker meanwhile.
     assert not made.note_death(0)
 
 
 def test_a_late_head_is_asked_of_a_second_worker_and_the_first_answer_counts():
     made = scheduler("a", "b", supply=2)
+    a, b = made.workers
     made.assign(0.0)
-    made.arrived("b", 1, nbytes=1, now=0.5)
+    made.arrived(b, 1, nbytes=1, now=0.5)
     assert made.repeat_late(1.9) is None
     assert made.repeat_late(2.0) == 0
-    assert made.assign(2.0) == [("b", 0)]
-    assert made.arrived("b", 0, nbytes=1, now=2.1)
+    assert made.assign(2.0) == [(b, 0)]
+    assert made.arrived(b, 0, nbytes=1, now=2.1)
     made.take(2.2)
-    assert not made.arrived("a", 0, nbytes=1, now=2.3)
+    assert not made.arrived(a, 0, nbytes=1, now=2.3)
 
 
 def test_memory_bounds_the_window_and_one_batch_always_may():
     made = scheduler("a", "b", "c", supply=50, max_bytes=3 * MB)
     assert len(made.assign(0.0)) == 3
     made = scheduler("a", supply=50, max_bytes=1)
-    assert made.assign(0.0) == [("a", 0)]
-    made.arrived("a", 0, nbytes=MB, now=0.0)
+    (a,) = made.workers
+    assert made.assign(0.0) == [(a, 0)]
+    made.arrived(a, 0, nbytes=MB, now=0.0)
     made.take(0.1)
-    assert made.assign(0.1) == [("a", 1)]
+    assert made.assign(0.1) == [(a, 1)]
 
 
 def test_one_worker_of_four_three_times_slower_costs_little():
     def seconds(worker, number):
-        return 0.12 if worker == "d" else 0.04
+        return 0.12 if worker.name == "d" else 0.04
 
     # As many as all four together make; the bound is a trainer that never waits.
     rate = 3 / 0.04 + 1 / 0.12
@@ -148,7 +164,7 @@ def test_one_worker_of_four_three_times_slower_costs_little():
 
 def test_a_worker_that_hangs_costs_one_wait():
     def seconds(worker, number):
-        return math.inf if worker == "d" and number > 20 else 0.02
+        return math.inf if worker.name == "d" and number > 20 else 0.02
 
     run = Simulation(scheduler(*"abcd"), seconds=seconds, step=0.01, num_batches=300)
     assert run.run() < 300 * 0.01 + 2.0 + 0.5
@@ -157,15 +173,16 @@ def test_a_worker_that_hangs_costs_one_wait():
 
 def test_while_a_batch_arrives_its_worker_gets_one_more_order():
     schedule = scheduler("a", supply=10)
-    assert schedule.assign(0.0) == [("a", 0), ("a", 1)]
-    schedule.comes("a", 0)
-    assert schedule.assign(0.1) == [("a", 2)]
-    schedule.comes("a", 0)
+    (a,) = schedule.workers
+    assert schedule.assign(0.0) == [(a, 0), (a, 1)]
+    schedule.comes(a, 0)
+    assert schedule.assign(0.1) == [(a, 2)]
+    schedule.comes(a, 0)
     assert schedule.assign(0.1) == []
-    schedule.arrived("a", 0, nbytes=MB, now=0.2)
+    schedule.arrived(a, 0, nbytes=MB, now=0.2)
     assert schedule.assign(0.2) == []
-    schedule.arrived("a", 1, nbytes=MB, now=0.3)
-    assert schedule.assign(0.3) == [("a", 3)]
+    schedule.arrived(a, 1, nbytes=MB, now=0.3)
+    assert schedule.assign(0.3) == [(a, 3)]
 
 
 @settings(max_examples=50)
@@ -194,13 +211,12 @@ def test_any_epoch_is_delivered_once_and_in_order(num_workers, num_batches, max_
         alive = list(schedule.workers)
         if alive:
             run.lose(draw.choice(alive))
-        newcomer = ("new", draw.random())
-        schedule.join(newcomer)
+        schedule.join(Worker("new"))
 
     for _ in range(losses):
         run.at(draw.random() * 3, lose_one)
     run.run()
     assert run.taken == list(range(num_batches))
-    assert all(len(pace.asked) <= ORDERS_PER_WORKER for pace in schedule.workers.values())
+    assert all(len(pace.asked) <= ORDERS_PER_WORKER for pace in schedule.workers)
     # Late batches are asked for twice, and what is begun stays so.
     assert run.most_held <= max(max_mb + ORDERS_PER_WORKER * num_workers, 1) * MB

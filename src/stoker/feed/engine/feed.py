@@ -377,7 +377,6 @@ class Feed(SharedState):
             makers = {} if since is None else session.schedule.makers(head)
         limit = self._settings.feed.batch_timeout_seconds or math.inf
         for worker, begun_at in makers.items():
-            assert isinstance(worker, Worker)
             waited = now - max(since or 0.0, begun_at)
             if now - begun_at > limit:
                 how = f"it took more than {limit:g} s"

@@ -14,9 +14,9 @@ that is later than max(2 s, 4 x p95) is asked of a second worker; the first answ
 
 import math
 from collections import Counter, deque
-from collections.abc import Hashable
 from dataclasses import dataclass, field
 from itertools import chain, pairwise
+from typing import Generic, TypeVar
 
 from stoker.feed.engine.messages import OwnState, ShardBegin
 from stoker.feed.memory import UNKNOWN_BATCH_BYTES
@@ -38,12 +38,10 @@ _LATE_FACTOR = 4.0
 # A hung worker must not let the window grow without end.
 _MAX_WINDOW_PER_ORDER = 32
 
-Worker = Hashable
 
-
-@dataclass(slots=True)
+@dataclass(eq=False, kw_only=True)
 class WorkerPace:
-    """A worker's orders in flight, and how long it takes.
+    """What a scheduler knows of a worker: its orders in flight, and how long it takes.
 
     Attributes:
         asked: When each number in flight was ordered, in this order; monotonic seconds.
@@ -65,6 +63,10 @@ class WorkerPace:
     @property
     def has_room(self) -> bool:
         return len(self.asked) - self.is_coming < ORDERS_PER_WORKER
+
+    def preference(self) -> tuple[float, int]:
+        """Returns when it would make one more batch; 0 as long as no pace is known."""
+        return ((len(self.asked) + 1) * self.service_seconds, len(self.asked))
 
     def order(self, number: int, now: float) -> None:
         if not self.asked:
@@ -88,7 +90,10 @@ class WorkerPace:
         self.service_seconds = service if mean == 0.0 else 0.8 * mean + 0.2 * service
 
 
-class BatchScheduler:
+WorkerT = TypeVar("WorkerT", bound=WorkerPace)
+
+
+class BatchScheduler(Generic[WorkerT]):
     """Scheduler of one session: its workers, and the numbers of the current epoch.
 
     Not thread-safe. Times are monotonic seconds, passed in.
@@ -105,7 +110,8 @@ class BatchScheduler:
     def __init__(self, *, max_bytes: int, unknown_bytes: int = UNKNOWN_BATCH_BYTES) -> None:
         """Begins without workers; a batch is taken for `unknown_bytes` until one has come."""
         self.max_bytes = max_bytes
-        self.workers: dict[Worker, WorkerPace] = {}
+        # Ordered as a list is.
+        self.workers: dict[WorkerT, None] = {}
         # Mean seconds between takes, less the longest (a checkpoint, a validation). The pace of the
         # epoch before counts until enough is taken.
         self._interval: float | None = None
@@ -115,9 +121,9 @@ class BatchScheduler:
 
     def begin(self) -> None:
         """Begins an epoch; what is in flight is forgotten."""
-        for pace in self.workers.values():
-            pace.asked.clear()
-            pace.is_coming = False
+        for worker in self.workers:
+            worker.asked.clear()
+            worker.is_coming = False
         self.head = self.num_taken = self.supplied = 0
         self.is_complete = False
         self.arrivals: dict[int, tuple[int, object]] = {}
@@ -126,7 +132,7 @@ class BatchScheduler:
         self._next_new = 0
         self._again: set[int] = set()
         self._held_bytes = 0
-        self._makers: dict[int, set[Worker]] = {}
+        self._makers: dict[int, set[WorkerT]] = {}
 
     @property
     def is_over(self) -> bool:
@@ -134,22 +140,24 @@ class BatchScheduler:
 
     # ---- workers
 
-    def join(self, worker: Worker) -> None:
-        self.workers[worker] = WorkerPace()
+    def join(self, worker: WorkerT) -> None:
+        self.workers[worker] = None
 
-    def lose(self, worker: Worker) -> None:
+    def lose(self, worker: WorkerT) -> None:
         """Removes a worker; what only it had is handed out again."""
-        for number in self.workers.pop(worker, WorkerPace()).asked:
+        self.workers.pop(worker, None)
+        for number in worker.asked:
             # Unless it came from another worker.
             makers = self._makers.get(number, set())
             makers.discard(worker)
             if not makers and self._makers.pop(number, None) is not None:
                 self._again.add(number)
+        worker.asked.clear()
 
-    def makers(self, number: int) -> dict[Worker, float]:
+    def makers(self, number: int) -> dict[WorkerT, float]:
         """Returns who has a batch, and since when it makes it, as far as is known here."""
-        paces = {worker: self.workers[worker] for worker in self._makers.get(number, ())}
-        return {worker: max(pace.begun_at, pace.asked[number]) for worker, pace in paces.items()}
+        makers = self._makers.get(number, ())
+        return {worker: max(worker.begun_at, worker.asked[number]) for worker in makers}
 
     def note_death(self, number: int) -> bool:
         """Counts a worker that died over a number; returns whether it is not to be tried again."""
@@ -160,11 +168,10 @@ class BatchScheduler:
 
     # ---- batches
 
-    def assign(self, now: float) -> list[tuple[Worker, int]]:
+    def assign(self, now: float) -> list[tuple[WorkerT, int]]:
         """Returns the batches to order now, and of whom; they count as ordered."""
-        orders: list[tuple[Worker, int]] = []
-        workers = self.workers
-        free = [worker for worker, pace in workers.items() if pace.has_room]
+        orders: list[tuple[WorkerT, int]] = []
+        free = [worker for worker in self.workers if worker.has_room]
         if not free:
             return orders
         limit = min(self.head + self.window(now), self.supplied)
@@ -173,16 +180,16 @@ class BatchScheduler:
             if not self._is_open(number):
                 self._again.discard(number)
                 continue
-            able = [worker for worker in free if number not in workers[worker].asked]
+            able = [worker for worker in free if number not in worker.asked]
             if not able:
                 continue
-            worker = min(able, key=self._preference)
-            workers[worker].order(number, now)
+            worker = min(able, key=WorkerPace.preference)
+            worker.order(number, now)
             self._makers.setdefault(number, set()).add(worker)
             self._again.discard(number)
             self._next_new = max(self._next_new, number + 1)
             orders.append((worker, number))
-            if not workers[worker].has_room:
+            if not worker.has_room:
                 free.remove(worker)
                 if not free:
                     break
@@ -192,15 +199,13 @@ class BatchScheduler:
         """Returns how a worker begins; None: it needs to know nothing."""
         return None
 
-    def comes(self, worker: Worker, number: int) -> None:
+    def comes(self, worker: WorkerT, number: int) -> None:
         """Notes that a batch is made, and has begun to arrive: its worker may have one more."""
-        pace = self.workers.get(worker)
-        if pace is not None:
-            pace.is_coming = number in pace.asked
+        worker.is_coming = number in worker.asked
 
     def arrived(
         self,
-        worker: Worker,
+        worker: WorkerT,
         number: int,
         *,
         nbytes: int,
@@ -213,9 +218,8 @@ class BatchScheduler:
         Args:
             own: A state that an iterable dataset gave of itself with it.
         """
-        pace = self.workers.get(worker)
-        if pace is not None and number in pace.asked:
-            pace.answered(number, now)
+        if number in worker.asked:
+            worker.answered(number, now)
         # A second worker's order stays open until its answer has come, too.
         self._makers.pop(number, None)
         # Taken or here already, from another worker; or never ordered.
@@ -257,7 +261,7 @@ class BatchScheduler:
         window = all_orders + 2
         interval = self._interval
         if interval is not None:
-            slowest = max((self._reach(pace, now) for pace in self.workers.values()), default=0.0)
+            slowest = max((self._reach(worker, now) for worker in self.workers), default=0.0)
             # An interval may be 0, where all is taken at once.
             reach = math.ceil(slowest / max(interval, 1e-9))
             window += min(reach, _MAX_WINDOW_PER_ORDER * all_orders)
@@ -276,13 +280,13 @@ class BatchScheduler:
         # Nobody has it, nobody else could make it, or it will be handed out once more.
         if not makers or self.head in self._again or len(makers) == len(self.workers):
             return None
-        if now < max(self._due(self.workers[worker], self.head) for worker in makers):
+        if now < max(self._due(worker, self.head) for worker in makers):
             return None
         self._again.add(self.head)
         return self.head
 
     def _due(self, pace: WorkerPace, number: int) -> float:
-        slowest = max(each.p95_seconds for each in self.workers.values())
+        slowest = max(each.p95_seconds for each in self.workers)
         p95 = pace.p95_seconds or slowest or _FIRST_LATE_SECONDS / _LATE_FACTOR
         return pace.asked[number] + max(_LATE_SECONDS, _LATE_FACTOR * p95)
 
@@ -295,11 +299,6 @@ class BatchScheduler:
         return pace.reach_seconds
 
     # ---- numbers
-
-    def _preference(self, worker: Worker) -> tuple[float, int]:
-        pace = self.workers[worker]
-        # When one more batch would be made; 0 as long as no pace is known.
-        return ((len(pace.asked) + 1) * pace.service_seconds, len(pace.asked))
 
     def _is_open(self, number: int) -> bool:
         return number >= self.head and number not in self.arrivals

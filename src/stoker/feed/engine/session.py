@@ -27,7 +27,7 @@ from stoker.feed.engine.loader_spec import PackedSpec
 from stoker.feed.engine.messages import BadSample, Make, OwnState, pack
 from stoker.feed.engine.raised import SCRIPT_NAMES
 from stoker.feed.engine.run_messages import HostWork
-from stoker.feed.engine.scheduler import BatchScheduler
+from stoker.feed.engine.scheduler import BatchScheduler, WorkerPace
 from stoker.feed.engine.shards import ShardScheduler
 from stoker.feed.seeding import Numbered, Seeding
 from stoker.feed.streams import StreamProgress
@@ -35,7 +35,7 @@ from stoker.feed.tolerance import samples_words
 from stoker.pending_error import PendingError, fresh
 
 # A ShardScheduler for an iterable dataset.
-Scheduler = BatchScheduler
+Scheduler = BatchScheduler["Worker"]
 
 
 class OrderedBatch(msgspec.Struct):
@@ -104,8 +104,8 @@ class EpochRequest:
 
 
 @dataclass(eq=False)
-class Worker:
-    """A worker of a session, as the trainer sees it; a key of the session's scheduler.
+class Worker(WorkerPace):
+    """A worker of a session, as the trainer sees it.
 
     Attributes:
         work: What its host has made.
@@ -451,7 +451,6 @@ class FeedSession:
             return ()
         ordered: dict[Worker, None] = {}
         for worker, number in self.schedule.assign(time.monotonic()):
-            assert isinstance(worker, Worker)
             batch = request.each or self._ordered[number]
             begin = self.schedule.begin_of(number)
             make = Make(number, self.epoch_id, batch.index, batch.seed_words, begin)

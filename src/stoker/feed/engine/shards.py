@@ -7,16 +7,16 @@ another one begin the shard again: it makes what has arrived once more, and disc
 """
 
 import sys
-from collections.abc import Hashable
 from dataclasses import dataclass, field
+from typing import Generic
 
 from stoker.feed.engine.messages import OwnState, ShardBegin
-from stoker.feed.engine.scheduler import BatchScheduler, Worker
+from stoker.feed.engine.scheduler import BatchScheduler, WorkerT
 from stoker.feed.streams import StreamProgress, own_before
 
 
 @dataclass(slots=True)
-class Shard:
+class Shard(Generic[WorkerT]):
     """Progress of one shard in an epoch.
 
     Attributes:
@@ -28,7 +28,7 @@ class Shard:
         owns: States that the dataset gave of itself, in ascending order.
     """
 
-    worker: Hashable = None
+    worker: WorkerT | None = None
     taken: int = 0
     arrived: int = 0
     first: int = 0
@@ -36,7 +36,7 @@ class Shard:
     owns: list[OwnState] = field(default_factory=list)
 
 
-class ShardScheduler(BatchScheduler):
+class ShardScheduler(BatchScheduler[WorkerT]):
     """Scheduler of a session over an iterable dataset; a slow worker is waited for.
 
     Attributes:
@@ -46,7 +46,7 @@ class ShardScheduler(BatchScheduler):
     def __init__(self, *, num_shards: int, prefetch: int, max_bytes: int) -> None:
         """Begins without workers; `prefetch` batches of a shard may wait or be under way."""
         self._prefetch = prefetch
-        self._shards = [Shard() for _ in range(num_shards)]
+        self._shards: list[Shard[WorkerT]] = [Shard() for _ in range(num_shards)]
         super().__init__(max_bytes=max_bytes, unknown_bytes=0)
         self.is_complete = True
 
@@ -67,8 +67,9 @@ class ShardScheduler(BatchScheduler):
         for number, given in enumerate(progress.shards):
             made = given.num_made
             end = made if progress.is_exhausted(number) else None
-            shard = Shard(taken=made, arrived=made, first=made, end=end, owns=given.owns)
-            self._shards.append(shard)
+            self._shards.append(
+                Shard(taken=made, arrived=made, first=made, end=end, owns=given.owns)
+            )
         self.head = progress.next_number
         self._skip()
 
@@ -90,11 +91,11 @@ class ShardScheduler(BatchScheduler):
         shards = () if self.is_complete else enumerate(self._shards)
         return [n for n, shard in shards if shard.worker is None and shard.arrived != shard.end]
 
-    def pin(self, worker: Worker, number: int) -> None:
+    def pin(self, worker: WorkerT, number: int) -> None:
         """Has a worker make a shard, once it has joined."""
         self._shards[number].worker = worker
 
-    def lose(self, worker: Worker) -> None:
+    def lose(self, worker: WorkerT) -> None:
         """Removes a worker; its shard begins again elsewhere."""
         super().lose(worker)
         self._again.clear()
@@ -104,19 +105,19 @@ class ShardScheduler(BatchScheduler):
 
     # ---- batches
 
-    def assign(self, now: float) -> list[tuple[Worker, int]]:
-        orders: list[tuple[Worker, int]] = []
+    def assign(self, now: float) -> list[tuple[WorkerT, int]]:
+        orders: list[tuple[WorkerT, int]] = []
         num_open = len(self.arrivals) + len(self._makers)
         window = 0 if self.is_complete else self.window(now)
         # The head in any case: the trainer waits for it, and frees memory only then.
-        while window and (number := self._next_number()) is not None:
+        while window and (order := self._next_order()) is not None:
+            worker, number = order
             if num_open >= window and number != self.head:
                 break
-            worker = self._shard_of(number).worker
-            self.workers[worker].order(number, now)
+            worker.order(number, now)
             self._makers[number] = {worker}
             num_open += 1
-            orders.append((worker, number))
+            orders.append(order)
         return orders
 
     def begin_of(self, number: int) -> ShardBegin | None:
@@ -129,7 +130,7 @@ class ShardScheduler(BatchScheduler):
 
     def arrived(
         self,
-        worker: Worker,
+        worker: WorkerT,
         number: int,
         *,
         nbytes: int,
@@ -153,11 +154,10 @@ class ShardScheduler(BatchScheduler):
         shard.end = shard.arrived = shard.arrived + 1
         return super().fail(stands, content)
 
-    def ended(self, worker: Worker, number: int) -> None:
+    def ended(self, worker: WorkerT, number: int) -> None:
         """Records that a shard has no batch of that number."""
         shard = self._shard_of(number)
-        pace = self.workers.get(worker)
-        if shard.worker is worker and pace is not None and pace.asked.pop(number, None) is not None:
+        if shard.worker is worker and worker.asked.pop(number, None) is not None:
             self._makers.pop(number, None)
             # Orders are answered in order: the first such answer counts.
             if shard.end is None:
@@ -178,19 +178,20 @@ class ShardScheduler(BatchScheduler):
     def repeat_late(self, now: float) -> None:
         """Does nothing: a slow worker is waited for."""
 
-    def _next_number(self) -> int | None:
+    def _next_order(self) -> tuple[WorkerT, int] | None:
         """Returns the lowest number that may be ordered: the head's shard is not overtaken."""
-        numbers: list[int] = []
+        makers: dict[int, WorkerT] = {}
         for which, shard in enumerate(self._shards):
-            pace = self.workers.get(shard.worker)
-            if pace is None or shard.end is not None:
+            worker = shard.worker
+            if worker is None or worker not in self.workers or shard.end is not None:
                 continue
-            asked = shard.arrived + len(pace.asked)
+            asked = shard.arrived + len(worker.asked)
             if asked - shard.taken < self._prefetch:
-                numbers.append(asked * self.num_shards + which)
-        return min(numbers, default=None)
+                makers[asked * self.num_shards + which] = worker
+        number = min(makers, default=None)
+        return None if number is None else (makers[number], number)
 
-    def _shard_of(self, number: int) -> Shard:
+    def _shard_of(self, number: int) -> Shard[WorkerT]:
         return self._shards[number % self.num_shards]
 
     def _skip(self) -> None:
