@@ -527,7 +527,6 @@ def _load(host: Host, *, owned: Counter[str], request: EpochRequest) -> tuple[bo
 
 def feed_of(process: TrainerProcess) -> Feed:
     """Returns the feed of this process (a forked child has another one), closed at its exit."""
-    _show_errors(os.getpid())
     return _feed(os.getpid(), process)
 
 
@@ -535,11 +534,11 @@ def feed_of(process: TrainerProcess) -> Feed:
 def _feed(pid: int, process: TrainerProcess) -> Feed:
     feed = Feed(process)
     atexit.register(feed.close)
+    _show_errors()
     return feed
 
 
-@functools.lru_cache(maxsize=1)
-def _show_errors(pid: int) -> None:
+def _show_errors() -> None:
     """Makes an uncaught error of the feed exit with its exit code, not with 1."""
     show = sys.excepthook
 
