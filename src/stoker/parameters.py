@@ -144,20 +144,12 @@ def parameters_of(workload: Workload) -> tuple[Parameter, ...]:
         name = re.sub(r"[^a-z0-9]+", "_", option.lower()).strip("_")
         if name in names or keyword.iskeyword(name) or not name.isidentifier():
             name = f"hyperparameter_{name}"
-        if name not in names and _is_changeable(option, value):
+        # No override reaches a name with a dot.
+        is_fit = type(value) in _KINDS and len(str(value)) <= _MAX_TEXT and "." not in option
+        if name not in names and is_fit:
             names.add(name)
             hyperparameters.append(_hyperparameter(name, option, cast(Value, value)))
     return (*fixed, *hyperparameters[:_MAX_HYPERPARAMETERS])
-
-
-def _is_changeable(option: str, value: Json) -> bool:
-    """Whether a run can change a hyperparameter: a number, a boolean or a short line of text."""
-    if isinstance(value, str):
-        is_fit = len(value) <= _MAX_TEXT and "\n" not in value
-    else:
-        # Pipelines are JSON, which has no NaN; services store whole numbers in 64 bits.
-        is_fit = isinstance(value, int | float) and abs(value) < 10**18
-    return is_fit and re.fullmatch(r"[A-Za-z0-9_-]+", option) is not None
 
 
 def _hyperparameter(name: str, option: str, value: Value) -> Parameter:
@@ -265,8 +257,9 @@ def _gate_text(workload: Workload) -> str:
     """Returns the workload's gate as the parameter `gate` spells it."""
     parts = []
     for gate in workload.gate:
-        bounds = ((">=", gate.min), ("<=", gate.max))
-        changes = ((">=", gate.min_champion), ("<=", gate.max_champion))
-        parts += [f"{gate.metric}{sign}{bound:g}" for sign, bound in bounds if bound is not None]
-        parts += [f"{gate.metric}{sign}champion{by:+g}" for sign, by in changes if by is not None]
+        bounds = [(">=", gate.min, "g"), ("<=", gate.max, "g")]
+        bounds += [(">=champion", gate.min_champion, "+g"), ("<=champion", gate.max_champion, "+g")]
+        for sign, bound, form in bounds:
+            if bound is not None:
+                parts.append(f"{gate.metric}{sign}{bound:{form}}")
     return ", ".join(parts)

@@ -13,15 +13,12 @@ from stoker.decide.choose import step_time_words
 from stoker.decide.explain import break_even_words
 from stoker.errors import DeclinedError, UsageError
 from stoker.host.machine import usable_vcpus
-from stoker.records import Cluster, Decision, Group, Role, TodaysGroup, Workload, groups_in_words
+from stoker.records import Cluster, Decision, Group, TodaysGroup, Workload, groups_in_words
 from stoker.records.decision import START_UP_SECONDS, predicted_of
 from stoker.terminal import ask, say
 from stoker.units import ESTIMATE, as_fast, duration, usd
 
-_GROUP = re.compile(
-    r"(?P<role>dnn|data)=(?:(?P<type>[^:]*[^:\d][^:]*):)?(?P<hosts>[1-9][0-9]*)"
-    r"(?::(?P<workers>[0-9]+))?"
-)
+_GROUP = re.compile(r"(dnn|data)=(?:([^:]*[^:\d][^:]*):)?([1-9][0-9]*)(?::([0-9]+))?")
 _FIX = (
     "dnn are the hosts that train, data those that make batches with workers, each once: "
     "--group dnn=1 --group data=ml.c7i.8xlarge:2:32, or data=local.c1:1 here"
@@ -65,16 +62,18 @@ def parse_groups(texts: Sequence[str], *, default_type: str | None) -> tuple[Gro
     groups: dict[str, Group] = {}
     for text in texts:
         match = _GROUP.fullmatch(text)
-        instance_type = match and (match["type"] or default_type)
-        if not match or not instance_type or match["role"] in groups:
+        if not match:
             raise UsageError(f"--group {text} is not ROLE=[TYPE:]HOSTS[:WORKERS]", fix=_FIX)
-        role: Role = "dnn" if match["role"] == "dnn" else "data"
-        groups[role] = Group(
-            name=role,
-            role=role,
+        name, named_type, hosts, workers = match.groups()
+        instance_type = named_type or default_type
+        if not instance_type or name in groups:
+            raise UsageError(f"--group {text}: a type is needed, and each role once", fix=_FIX)
+        groups[name] = Group(
+            name=name,
+            role="dnn" if name == "dnn" else "data",
             instance_type=instance_type,
-            count=int(match["hosts"]),
-            workers_per_host=int(match["workers"]) if match["workers"] else None,
+            count=int(hosts),
+            workers_per_host=int(workers) if workers else None,
         )
     if "dnn" not in groups or ((data := groups.get("data")) and data.workers_per_host == 0):
         raise UsageError("--group: dnn hosts are needed, and data hosts need workers", fix=_FIX)

@@ -38,10 +38,10 @@ def start_run(job: JobSpec, *, platform: str) -> JobSpec:
     is_made_there = tracking.is_managed and platform == "sagemaker"
     if not tracking.mlflow or is_made_there or (tracking.is_local and platform != "local"):
         return job
-    run = _asked(tracking, lambda: _run_of(tracking, job.run_name))
-    if run is None:
+    run_id, _ = _asked(tracking, lambda: _run_of(tracking, job.run_name))
+    if not run_id:
         return job
-    variables = {MLFLOW_URI: _address(tracking), MLFLOW_RUN: run.info.run_id, MLFLOW_FILES: "true"}
+    variables = {MLFLOW_URI: _address(tracking), MLFLOW_RUN: run_id, MLFLOW_FILES: "true"}
     return replace(job, environment={**variables, **job.environment})
 
 
@@ -88,39 +88,34 @@ def log_run(
         mlflow.end_run(_STATUS[training.status] if training else "FAILED")
         return found
 
-    found = _asked(tracking, write)
-    return _page(tracking, found) if found else ""
+    return _asked(tracking, write)[1]
 
 
-def _asked(tracking: TrackingSettings, work: Callable[[], "Run"]) -> "Run | None":
-    """Returns a run that MLflow has written; None, with a line, if it has not."""
+def _asked(tracking: TrackingSettings, work: Callable[[], "Run"]) -> tuple[str, str]:
+    """Returns id and page of a run that MLflow has written; empty, with a line, if it has not."""
     for name, value in _VARIABLES.items():
         os.environ.setdefault(name, value)
+    address = _address(tracking)
 
     def asked() -> "Run":
         import mlflow
 
-        mlflow.set_tracking_uri(_address(tracking))
+        mlflow.set_tracking_uri(address)
         return work()
 
     try:
-        run = within(TIMEOUT_SECONDS, asked)
-    except ModuleNotFoundError:
-        say(f"mlflow is not installed, the run continues without it: {install_command('mlflow')}")
+        info = within(TIMEOUT_SECONDS, asked).info
     # Servers, stores and plugins raise many kinds of errors.
     except Exception as err:
-        say(f"mlflow: the run continues without it: {printable(repr(err))[:300]}")
-    else:
-        say(f"mlflow: {_page(tracking, run) or f'run {run.info.run_id}'}")
-        return run
-    return None
-
-
-def _page(tracking: TrackingSettings, run: "Run") -> str:
-    address = _address(tracking)
-    if not address.startswith("http"):
-        return ""
-    return f"{address}/#/experiments/{run.info.experiment_id}/runs/{run.info.run_id}"
+        is_missing = isinstance(err, ModuleNotFoundError)
+        words = install_command("mlflow") if is_missing else printable(repr(err))[:300]
+        say(f"mlflow: the run continues without it: {words}")
+        return "", ""
+    page = ""
+    if address.startswith("http"):
+        page = f"{address}/#/experiments/{info.experiment_id}/runs/{info.run_id}"
+    say(f"mlflow: {page or f'run {info.run_id}'}")
+    return info.run_id, page
 
 
 def _address(tracking: TrackingSettings) -> str:
