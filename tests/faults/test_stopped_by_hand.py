@@ -58,7 +58,7 @@ def test_ctrl_c_leaves_a_record_and_nothing_running_and_says_how_to_go_on(tmp_pa
         record = read_json(run_dir / "training.json", Training)
         assert (record.status, record.failure) == ("stopped", None)
         assert record.measured.steps >= 20
-        kept = f"kept:  runs/{run_dir.name}/training.json (status: stopped)"
+        kept = f"kept:  runs/{run_dir.name}/training.json, and what the script saved"
         assert kept in train.said
         assert "The training was stopped" in (run_dir / "report.html").read_text()
         again = shlex.join([*arguments, "--", "python", "script.py"])

@@ -14,7 +14,6 @@ from pathlib import Path
 from stoker.catalog import catalog_of
 from stoker.decide import DecisionInputs, decide
 from stoker.decide.explain import decision_words
-from stoker.errors import TerminatedError
 from stoker.evaluate import evaluate, evaluation_words
 from stoker.platforms.local import lock_run_folder
 from stoker.record_words import profile_words, training_words
@@ -71,78 +70,72 @@ def run_chain(
     first = STEPS.index(begin)
     folder = _folder(workload, first)
     say(f"stoker run {shlex.join(subject)}  →  {relative(folder)}")
-    with concluding(RunFiles.of(folder), workload, run=folder.name, step=begin) as ending:
+    run = folder.name
+    with concluding(RunFiles.of(folder), workload, run=run, step=begin, again=_again) as ending:
         steps = _Steps(folder, first, ending)
-        try:
-            profile = steps.record(
-                "profile",
-                Profile,
-                profile_words,
-                lambda: measure(
-                    workload,
-                    cluster=today,
-                    run_dir=folder / "profile",
-                    name=f"{folder.name}-profile",
-                    catalog=catalog,
-                    assume_yes=assume_yes,
+        profile = steps.record(
+            "profile",
+            Profile,
+            profile_words,
+            lambda: measure(
+                workload,
+                cluster=today,
+                run_dir=folder / "profile",
+                name=f"{folder.name}-profile",
+                catalog=catalog,
+                assume_yes=assume_yes,
+            ),
+        )
+        inputs = DecisionInputs(
+            profile=profile,
+            catalog=catalog,
+            constraints=workload.known_constraints,
+            training=workload.training,
+            feed=workload.feed,
+            fallback=fallback,
+            today=date.today(),
+            processes_per_host=today.dnn.processes_per_host,
+            subject=subject,
+        )
+        decision = steps.record(
+            "decide",
+            Decision,
+            decision_words,
+            lambda: with_age(decide(inputs), profile),
+        )
+        # Fixes that cost nothing are not part of the plan.
+        for text in free_advice(profile, decision):
+            say(step_line("  free", text, None))
+
+        def trained() -> Training:
+            hosts = decision.plan.groups
+            confirm(workload, hosts, catalog=catalog, decision=decision, assume_yes=assume_yes)
+            return follow(
+                prepare(workload=workload, groups=hosts, run_dir=folder, decision=decision),
+                workload,
+                catalog=catalog,
+                decision=decision,
+                echo=False,
+            )
+
+        training = steps.record("train", Training, training_words, trained)
+        evaluation = None
+        # Gates and prediction are only for a training run that ended well.
+        if not training_exit_code(training):
+            evaluation = steps.record(
+                "evaluate",
+                Evaluation,
+                evaluation_words,
+                lambda: evaluate(
+                    workload=workload,
+                    profile=profile,
+                    decision=decision,
+                    training=training,
+                    champion=champion,
+                    today=inputs.today,
                 ),
             )
-            inputs = DecisionInputs(
-                profile=profile,
-                catalog=catalog,
-                constraints=workload.known_constraints,
-                training=workload.training,
-                feed=workload.feed,
-                fallback=fallback,
-                today=date.today(),
-                processes_per_host=today.dnn.processes_per_host,
-                subject=subject,
-            )
-            decision = steps.record(
-                "decide",
-                Decision,
-                decision_words,
-                lambda: with_age(decide(inputs), profile),
-            )
-            # Fixes that cost nothing are not part of the plan.
-            for text in free_advice(profile, decision):
-                say(step_line("  free", text, None))
-
-            def trained() -> Training:
-                hosts = decision.plan.groups
-                confirm(workload, hosts, catalog=catalog, decision=decision, assume_yes=assume_yes)
-                return follow(
-                    prepare(workload=workload, groups=hosts, run_dir=folder, decision=decision),
-                    workload,
-                    catalog=catalog,
-                    decision=decision,
-                    again=_again("train"),
-                    echo=False,
-                )
-
-            training = steps.record("train", Training, training_words, trained)
-            evaluation = None
-            # Gates and prediction are only for a training run that ended well.
-            if not training_exit_code(training):
-                evaluation = steps.record(
-                    "evaluate",
-                    Evaluation,
-                    evaluation_words,
-                    lambda: evaluate(
-                        workload=workload,
-                        profile=profile,
-                        decision=decision,
-                        training=training,
-                        champion=champion,
-                        today=inputs.today,
-                    ),
-                )
-                ending.warnings = evaluation.warnings
-        except (KeyboardInterrupt, TerminatedError):
-            # In its training, who follows it has said so.
-            if ending.step != "train":
-                say(f"stopped in {ending.step}\nagain: {_again(ending.step)}")
-            raise
+            ending.warnings = evaluation.warnings
         outcome = outcome_of(training, evaluation.gates if evaluation else ())
         ending.take(outcome)
     if not evaluation:

@@ -192,7 +192,7 @@ def train_run(
     files = RunFiles.of(folder)
     with concluding(files, workload, run=folder.name, step="train", is_told=not is_step) as ending:
         try:
-            record = follow(job, workload, catalog=catalog, decision=decision, again=typed())
+            record = follow(job, workload, catalog=catalog, decision=decision)
         except NoCapacityError:
             # A further attempt of a pipeline's step would wait as long again for hosts.
             if not always:
@@ -220,7 +220,13 @@ def train_run(
 
 @contextmanager
 def concluding(
-    files: RunFiles, workload: Workload, *, run: str, step: str, is_told: bool = True
+    files: RunFiles,
+    workload: Workload,
+    *,
+    run: str,
+    step: str,
+    is_told: bool = True,
+    again: Callable[[str], str] = lambda step: typed(),
 ) -> Iterator[RunEnding]:
     """At the end of the block, writes the run's report and MLflow, and notifies the webhook.
 
@@ -230,6 +236,7 @@ def concluding(
         run: Name of the run.
         step: What the block does.
         is_told: Whether this process notifies; else another one does.
+        again: Returns the command line that continues with a step.
     """
     ending = RunEnding(run=run, step=step, is_told=is_told)
     failure = ""
@@ -238,8 +245,13 @@ def concluding(
     except (DeclinedError, KeyboardInterrupt, TerminatedError) as err:
         # What a person stops is not sent. An interrupt's words are on a job that keeps running.
         ending.is_told = False
-        failure = str(err) or f"stopped in {ending.step}"
-        if isinstance(err, KeyboardInterrupt) and str(err):
+        failure = str(err)
+        if not failure:
+            failure = f"stopped in {ending.step}"
+            if files.training.is_file():
+                failure += f"\nkept:  {relative(files.training)}, and what the script saved"
+            say(f"{failure}\nagain: {again(ending.step)}")
+        elif isinstance(err, KeyboardInterrupt):
             say(failure)
         raise
     except Exception as err:
@@ -275,41 +287,24 @@ def follow(
     *,
     catalog: Catalog,
     decision: Decision | None,
-    again: str,
     echo: bool = True,
 ) -> Training:
-    """Trains and shows the progress; of a training run that is stopped, shows what is kept.
-
-    Args:
-        again: The command line that continues after a stop.
-        echo: Whether the lines of the script are shown, too.
-    """
-    record_file = job.run_dir / RECORD
+    """Trains and shows the progress; with `echo` the lines of the script, too."""
     # An earlier attempt's must not pass for this one's.
-    record_file.unlink(missing_ok=True)
+    (job.run_dir / RECORD).unlink(missing_ok=True)
     lineage = {"workload_sha256": sha256_of(workload)}
     lineage |= {name: str(fact).lower() for name, fact in git_state(Path.cwd()).items()}
     job = start_run(replace(job, lineage=lineage), platform=workload.platform)
     steps = workload.training.total_steps()
-    try:
-        with closing(Follow(echo=echo, total_steps=steps)) as shown:
-            return train(
-                job,
-                platform=platform_named(workload.platform, settings=workload),
-                catalog=catalog,
-                decision=decision,
-                on_line=shown.line,
-                may_stop=shown.ask_to_stop,
-            )
-    except (KeyboardInterrupt, TerminatedError):
-        # A job that keeps running has no record yet; the interrupt says how to follow it.
-        if record := found_in(record_file, Training):
-            kept = f"{relative(record_file)} (status: stopped), {relative(job.run_dir / 'logs')}"
-            say(
-                f"{training_words(record)}: all hosts have ended\n"
-                f"kept:  {kept}, and what the script saved\nagain: {again}"
-            )
-        raise
+    with closing(Follow(echo=echo, total_steps=steps)) as shown:
+        return train(
+            job,
+            platform=platform_named(workload.platform, settings=workload),
+            catalog=catalog,
+            decision=decision,
+            on_line=shown.line,
+            may_stop=shown.ask_to_stop,
+        )
 
 
 def train(
