@@ -96,7 +96,6 @@ class LoaderBooks:
 
     Attributes:
         number: In the timeline; loaders of one kind share it.
-        first_epoch: Epochs in the timeline under that number before this loader.
         progress: Of the epoch that began last.
         loaded: A state that the next epoch resumes from.
         made_here: The trainer makes its batches from its next iter() on.
@@ -107,7 +106,6 @@ class LoaderBooks:
     """
 
     number: int
-    first_epoch: int = 0
     epochs: int = 0
     progress: EpochProgress | None = None
     loaded: LoaderState | None = None
@@ -154,13 +152,16 @@ def note_making(loader: object) -> None:
     setattr(loader, _MADE, Making(tuple(own or places[:1]), time.monotonic()))
 
 
+def _making_of(loader: object) -> Making:
+    making: Making = getattr(loader, _MADE, Making((), 0.0))
+    return making
+
+
 def line_words(loader: object) -> str:
     """Returns FILE:LINE of the script's line that led to a loader's making; empty: not known."""
-    making: Making | None = getattr(loader, _MADE, None)
-    if making is None or not making.lines:
-        return ""
-    file, line = making.lines[0]
-    return f"{os.path.basename(file)}:{line}"
+    for file, line in _making_of(loader).lines:
+        return f"{os.path.basename(file)}:{line}"
+    return ""
 
 
 def kind_of(loader: "DataLoader[object]") -> tuple[object, ...]:
@@ -169,15 +170,13 @@ def kind_of(loader: "DataLoader[object]") -> tuple[object, ...]:
     They are made by the same line of the script, called from the same lines, over a dataset of the
     same type and length, in batches of the same size.
     """
-    making: Making | None = getattr(loader, _MADE, None)
     dataset = loader.dataset
-    return making and making.lines, type(dataset), length_of(dataset), loader.batch_size
+    return _making_of(loader).lines, type(dataset), length_of(dataset), loader.batch_size
 
 
 def made_at(loader: object) -> float:
     """Returns when (monotonic) a loader was made."""
-    making: Making | None = getattr(loader, _MADE, None)
-    return making.seconds if making else 0.0
+    return _making_of(loader).seconds
 
 
 def length_of(dataset: object) -> int | None:
@@ -227,10 +226,7 @@ class TrainerProcess:
             # Where it was made may not be known.
             if not kind[0] or kind not in self._numbers:
                 self._numbers[kind] = self.timeline.new_loader()
-            number = self._numbers[kind]
-            books = self._books[id(loader)] = LoaderBooks(
-                number, first_epoch=self.timeline.sums(number).epochs
-            )
+            books = self._books[id(loader)] = LoaderBooks(self._numbers[kind])
             weakref.finalize(loader, self._books.pop, id(loader), None).atexit = False
         return books
 

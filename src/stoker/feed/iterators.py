@@ -133,7 +133,7 @@ class EpochIterator(_BaseDataLoaderIter):
         self._num_samples = 0
         self._bad: list[BadSample] = []
         # Batches are seeded by the loader's own epoch; the timeline counts on over loaders.
-        self._number = books.first_epoch + progress.epoch
+        self._number = max(process.timeline.sums(books.number).epochs, progress.epoch)
         self._steps = process.timeline.epoch(
             loader=books.number, epoch=self._number, batch=progress.first
         )

@@ -126,11 +126,9 @@ class SeededFetcher:
     def fetch(self, index: object) -> object:
         if self._seeder is None or not isinstance(index, Numbered):
             return self._make(index)
-        given = index.index
-        if not self._preserves:
-            return self._seeder.make(index.seed_words, lambda: self._make(given))
-        with self._seeder.preserved():
-            return self._seeder.make(index.seed_words, lambda: self._make(given))
+        preserved = self._seeder.preserved() if self._preserves else contextlib.nullcontext()
+        with preserved:
+            return self._seeder.make(index.seed_words, partial(self._make, index.index))
 
 
 # ---- the trainer's process
