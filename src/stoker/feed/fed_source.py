@@ -78,6 +78,7 @@ class FedSource:
     def _start(self, epoch: Epoch, *, is_first: bool) -> None:
         loader = self._loader
         self._epoch = epoch
+        self._began = self._process.timeline.clock()
         self._rest: BatchSource | None = None
         # Without seeds of batches, a batch of a map-style dataset depends on the worker.
         is_comparable = epoch.stream is not None or epoch.seeding == "batch"
@@ -249,7 +250,7 @@ class FedSource:
             return
         self._process.checked_lines.add(line)
         numbered = next(epoch.indices) if epoch.stream else _numbered_of(outcome.ordered)
-        seconds = self._process.timeline.clock() - epoch.began
+        seconds = self._process.timeline.clock() - self._began
         words, torchs = verdict_of(self._loader, outcome.value, numbered, epoch, seconds=seconds)
         if torchs:
             _put(outcome, torchs[0], outcome.bad)

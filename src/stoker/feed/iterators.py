@@ -145,7 +145,6 @@ class EpochIterator(_BaseDataLoaderIter):
             on_error=self._on_error,
             num_workers=(progress.stream or place.loader).num_workers,
             pins=self._pin_memory,
-            began=began,
         )
         self._begin_source(place, epoch)
         # Workers start in it: the first batch waits for them.

@@ -42,7 +42,6 @@ class Epoch:
         indices: What the sampler gives, numbered; of an iterable dataset it has no end.
         num_workers: Of the script, or as if it had written them.
         pins: Batches go to pinned memory.
-        began: By the timeline's clock.
     """
 
     progress: EpochProgress
@@ -51,7 +50,6 @@ class Epoch:
     on_error: OnError
     num_workers: int
     pins: bool
-    began: float
 
     @property
     def stream(self) -> StreamProgress | None:

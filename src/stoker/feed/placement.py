@@ -174,20 +174,16 @@ def refuse(loader: AnyLoader, process: TrainerProcess, err: FeedError) -> None:
 
 def _spec_of(place: Placement, process: TrainerProcess) -> LoaderSpec:
     loader = place.loader
-    is_iterable = loader._dataset_kind == _DatasetKind.Iterable
-    num_workers = loader.num_workers
-    if is_iterable:
-        # The dataset sees the workers of the epoch that it continues.
-        num_workers = int((place.stream or loader).num_workers > 0)
+    # The dataset sees the workers of the epoch that it continues.
+    num_workers = (place.stream or loader).num_workers
     if is_remote(loader):
         # Built in workers alone.
         num_workers = max(1, num_workers)
     start_method: str = "fork"
     if loader.num_workers:
-        # As torch would start them. Not to be fixed here: the script may still set it.
+        # As torch would start them now.
         context = loader.multiprocessing_context or multiprocessing
-        chosen = context.get_start_method(allow_none=True)
-        start_method = chosen or multiprocessing.get_all_start_methods()[0]
+        start_method = context.get_start_method()
     return LoaderSpec(
         start_method=cast("StartMethod", start_method),
         dataset=loader.dataset,
@@ -195,9 +191,9 @@ def _spec_of(place: Placement, process: TrainerProcess) -> LoaderSpec:
         worker_init_fn=worker_init_of(loader),
         auto_collation=loader._auto_collation,
         num_workers=num_workers,
-        is_iterable=is_iterable,
-        drop_last=is_iterable and loader.drop_last,
-        outlives_epochs=is_iterable and loader.persistent_workers,
+        is_iterable=loader._dataset_kind == _DatasetKind.Iterable,
+        drop_last=loader.drop_last,
+        outlives_epochs=loader.persistent_workers,
         on_error=process.settings.feed.on_error,
     )
 
