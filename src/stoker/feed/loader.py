@@ -1,6 +1,5 @@
 """`stoker.DataLoader`: torch's DataLoader, fed by the data group where there is one."""
 
-import contextlib
 import functools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, TypeVar
@@ -8,7 +7,6 @@ from typing import TYPE_CHECKING, TypeVar
 import torch.utils.data
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from stoker.errors import UsageError
 from stoker.feed import loader_state
 from stoker.feed.bookkeeping import note_making, this_process
 from stoker.feed.iterators import EpochIterator, part_iterator
@@ -49,9 +47,6 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
         def __init__(self, *args, **kwargs):
             super().__init__(*args, **kwargs)
             note_making(self)
-            # So that a process with a loader and no steps leaves a timeline that says so.
-            with contextlib.suppress(UsageError):
-                this_process()
 
     def _get_iterator(self) -> _BaseDataLoaderIter:
         return iterator_of(self)
