@@ -124,10 +124,6 @@ class LoaderBooks:
         # Its iterator was dropped before it gave anything.
         return progress.resumed
 
-    def next_epoch(self) -> int:
-        self.epochs += 1
-        return self.epochs - 1
-
 
 class Making(NamedTuple):
     """Where and when (monotonic) a loader was made.

@@ -12,6 +12,7 @@ import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from operator import length_hint
 from typing import TYPE_CHECKING
 
@@ -48,7 +49,7 @@ from stoker.feed.local_sources import (
     WorkersSource,
     view_of,
 )
-from stoker.feed.placement import Placement, placement_of, seeding_of
+from stoker.feed.placement import Placement, placement_of
 from stoker.feed.seeding import Numbered
 from stoker.feed.streams import ShardProgress, StreamProgress
 from stoker.feed.tolerance import ToleratedBatch, check_on_error
@@ -61,6 +62,9 @@ class EpochIterator(_BaseDataLoaderIter):
     """Iterator over one epoch (with persistent workers: one after the other).
 
     By torch's base the sampler, the seeds and the warnings are asked for in torch's order.
+
+    Attributes:
+        is_seeded: Each batch has its own seed.
     """
 
     def __init__(self, loader: AnyLoader, process: TrainerProcess) -> None:
@@ -98,6 +102,7 @@ class EpochIterator(_BaseDataLoaderIter):
         process, books = self._process, self._books
         began = process.timeline.clock()
         place = placement_of(loader, process, is_again=is_again)
+        self.is_seeded = place.seeding != "torch"
         state = books.pending_state()
         # From here on the state is used: no later epoch begins from it again.
         books.loaded = None
@@ -109,11 +114,12 @@ class EpochIterator(_BaseDataLoaderIter):
         self._index_sampler = place.loader._index_sampler
         self._num_workers = place.num_processes or place.loader.num_workers
         self._progress = books.progress = progress = EpochProgress(
-            epoch=books.next_epoch(),
+            epoch=books.epochs,
             base_seed=int(self._base_seed),
             resumed=state if begun else None,
             at_iter=at_iter,
         )
+        books.epochs += 1
         for name in begun.keys() & IN_STATE:
             setattr(progress, name, begun[name])
         progress.first = progress.num_yielded
@@ -141,7 +147,7 @@ class EpochIterator(_BaseDataLoaderIter):
         epoch = Epoch(
             progress=progress,
             indices=self._draws,
-            seeding=seeding_of(loader, process),
+            seeding=place.seeding,
             on_error=self._on_error,
             num_workers=(progress.stream or place.loader).num_workers,
             pins=self._pin_memory,
@@ -376,14 +382,12 @@ class IndexDraws:
     def _drawn_again(self, progress: EpochProgress) -> str:
         """Draws what was drawn, and keeps what of it was not yielded; returns its digest."""
         digest = ""
-        for number in range(progress.num_drawn):
-            # Not next(): a sampler that ends too early gives another digest, not an error here.
-            for given in self.indices:
-                index = _as_it_is(given)
-                digest = digest_with(index, before=digest)
-                if number >= progress.num_yielded:
-                    self._ahead.append(index)
-                break
+        # A sampler that ends too early gives another digest.
+        for number, given in enumerate(islice(self.indices, progress.num_drawn)):
+            index = _as_it_is(given)
+            digest = digest_with(index, before=digest)
+            if number >= progress.num_yielded:
+                self._ahead.append(index)
         if progress.is_drawn_out:
             # To its end, where it may draw once more; what else it gives makes another digest.
             digest += "".join("more" for _ in self.indices)

@@ -11,7 +11,6 @@ from stoker.feed import loader_state
 from stoker.feed.bookkeeping import note_making, this_process
 from stoker.feed.iterators import EpochIterator, part_iterator
 from stoker.feed.local_sources import AnyLoader, is_making
-from stoker.feed.placement import seeding_of
 from stoker.logs import EventName
 
 _SEEDED = (
@@ -109,7 +108,7 @@ def iterator_of(loader: AnyLoader) -> _BaseDataLoaderIter:
     # Outside a run there is nothing to compare with.
     is_first = settings.output is not None and not settings.rank and not process.has_said_seeding
     is_torchs = not isinstance(loader, DataLoader)
-    if is_first and is_torchs and seeding_of(loader, process) != "torch":
+    if is_first and is_torchs and iterator.is_seeded:
         process.has_said_seeding = True
         process.log.event(EventName.BATCHES_SEEDED, text=_SEEDED)
     return iterator

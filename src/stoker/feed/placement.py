@@ -10,7 +10,7 @@ import hashlib
 import io
 import multiprocessing
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
 import cloudpickle
@@ -44,12 +44,14 @@ class Placement:
         num_processes: Workers of torch that are started here; 0: the trainer's own process.
         is_fed: Data hosts make the batches, from the pickle in the loader's books.
         stream: How far an iterable dataset is, where the epoch goes on in the middle.
+        seeding: What a batch's random states follow from: the settings, or torch's own way.
     """
 
     loader: AnyLoader
     num_processes: int
     is_fed: bool = False
     stream: StreamProgress | None = None
+    seeding: Seeding = "torch"
 
 
 def placement_of(
@@ -87,19 +89,24 @@ def _wanted(loader: AnyLoader, process: TrainerProcess) -> Placement:
         stream = progress_from(state["begun"]["stream"])
         # As many as there are shards.
         num_processes = len(stream.shards) if stream.num_workers else 0
-    here = Placement(loader, num_processes, stream=stream)
+    num_workers = _num_workers_of(loader, process)
+    is_map_style = loader._dataset_kind == _DatasetKind.Map
+    # Torch's class without workers is left as it is.
+    seeding: Seeding = (
+        settings.feed.seeding if is_map_style and num_workers is not None else "torch"
+    )
+    here = Placement(loader, num_processes, stream=stream, seeding=seeding)
     if books.made_here:
         return here
-    num_workers = _num_workers_of(loader, process)
     if not (settings.has_data_group and settings.coordinator):
         planned = settings.workers.get("dnn")
         # A plan does not change those of a stream: they are its shards.
-        is_map_style = loader._dataset_kind == _DatasetKind.Map
         if planned is None or num_workers is None or not is_map_style:
             return here
         if not _is_whole(loader, process):
             return here
-        return Placement(view_of(loader, num_workers=num_workers), process.share(planned))
+        raised = view_of(loader, num_workers=num_workers)
+        return replace(here, loader=raised, num_processes=process.share(planned))
     if num_workers is None:
         process.note_made_here(_WITHOUT_WORKERS)
         return here
@@ -112,23 +119,12 @@ def _wanted(loader: AnyLoader, process: TrainerProcess) -> Placement:
     # First, as an import statement would begin a collection.
     imported("stoker.feed.fed_source")
     fed = view_of(loader, num_workers=num_workers)
-    return Placement(fed, 0, is_fed=True, stream=stream)
+    return replace(here, loader=fed, num_processes=0, is_fed=True)
 
 
 def is_remote(loader: AnyLoader) -> bool:
     """Returns whether the dataset is of `stoker.remote`: data hosts alone have it."""
     return next(factories_in(loader.dataset), None) is not None
-
-
-def seeding_of(loader: AnyLoader, process: TrainerProcess) -> Seeding:
-    """Returns what a loader's random states follow from: its settings, or torch's own way."""
-    if loader._dataset_kind == _DatasetKind.Iterable:
-        return "torch"
-    is_left = not loader.num_workers and not is_of_stoker(loader)
-    if is_left and not process.books(loader).is_whole:
-        # Torch's class without workers is left as it is.
-        return "torch"
-    return process.settings.feed.seeding
 
 
 def _num_workers_of(loader: AnyLoader, process: TrainerProcess) -> int | None:
