@@ -7,7 +7,6 @@ them, has workers started, and sees who is lost or late. No batch comes through 
 import atexit
 import dataclasses
 import functools
-import itertools
 import math
 import os
 import secrets
@@ -334,7 +333,7 @@ class Feed(SharedState):
         """Starts the workers that hosts lack, or those of shards that nobody makes."""
         schedule = session.schedule
         num_workers = request.num_workers
-        places: list[tuple[Host, int]] = []
+        started: list[tuple[Host, Worker]] = []
         with self.lock:
             owned = Counter(worker.host for worker in session.workers)
             if isinstance(schedule, ShardScheduler):
@@ -343,21 +342,19 @@ class Feed(SharedState):
                 num_away -= sum(host.is_remote for host in hosts)
                 since = min(host.openings[session.name].opened_at for host in hosts)
                 is_settled = num_away <= 0 or now > since + _SETTLE_SECONDS
-                for shard in schedule.homeless() if is_settled else ():
-                    host = min(hosts, key=partial(_load, owned=owned, request=request))
-                    owned[host.name] += 1
-                    places.append((host, shard))
+                numbers = schedule.homeless() if is_settled else []
             else:
                 taken = {worker.number for worker in session.workers}
-                free = (number for number in itertools.count() if number not in taken)
-                for host in hosts:
-                    num_missing = host.room_for(request) - owned[host.name]
-                    places += zip([host] * num_missing, free, strict=False)
-            started = [(host, Worker(session, host.work, number)) for host, number in places]
-            for _, worker in started:
+                missing = sum(max(0, host.room_for(request) - owned[host.name]) for host in hosts)
+                numbers = [n for n in range(len(taken) + missing) if n not in taken][:missing]
+            for number in numbers:
+                host = min(hosts, key=partial(_load, owned=owned, request=request))
+                owned[host.name] += 1
+                worker = Worker(session, host.work, number)
                 session.workers.add(worker)
+                started.append((host, worker))
                 if isinstance(schedule, ShardScheduler):
-                    schedule.pin(worker, worker.number)
+                    schedule.pin(worker, number)
         for host, worker in started:
             facts = WorkerFacts(
                 worker=worker.number,
