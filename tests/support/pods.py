@@ -101,11 +101,6 @@ class Pod:
         until(lambda: is_there() or self.process.poll() is not None, f"{self.host} {what}")
         assert is_there(), self.log[-3000:]
 
-    def num_workers(self) -> int:
-        """Counts the workers that this data pod started in its life, which is over."""
-        (ended,) = self.events("agent_ended")
-        return int(ended.values["workers"])
-
     def container(self) -> str | None:
         """Returns the name of the container's process numbers; None: it has ended."""
         with contextlib.suppress(OSError):
