@@ -308,9 +308,7 @@ class OwnPod:
 
 def own_pod(environ: Mapping[str, str] = os.environ) -> OwnPod | None:
     """Returns this process's pod if the downward API names it, else None."""
-    # The second names are set by Kubeflow Pipelines.
-    name = environ.get("POD_NAME") or environ.get("KFP_POD_NAME")
-    uid = environ.get("POD_UID") or environ.get("KFP_POD_UID")
+    name, uid = environ.get("POD_NAME"), environ.get("POD_UID")
     if not name or not uid:
         return None
     return OwnPod(

@@ -212,8 +212,8 @@ def test_a_gpu_that_idles_in_steps_that_wait_for_nothing_does_not_set_the_pace()
 
 @pytest.mark.parametrize(
     "gpus",
-    [(gpu_load(0.95),), (), (gpu_load(0.30, during="command"),)],
-    ids=["busy", "no GPU", "start-up"],
+    [(gpu_load(0.95),), ()],
+    ids=["busy", "no GPU"],
 )
 def test_where_the_gpu_is_busy_or_its_load_not_known_the_accelerator_sets_it(gpus):
     profile = profile_of(ASKING, gpus=gpus, kind="local.c16")

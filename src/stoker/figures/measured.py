@@ -114,7 +114,7 @@ def spread_of(values: Sequence[float]) -> Spread:
 
 
 def gpu_loads(intervals: Sequence[Interval], gpus: Mapping[str, Mapping[str, Gpu]]) -> GpuLoads:
-    """Returns the loads of a run's GPUs in the intervals with steps; without steps, in all.
+    """Returns the loads of a run's GPUs in the intervals with steps.
 
     Args:
         intervals: The run's rows.
@@ -123,7 +123,7 @@ def gpu_loads(intervals: Sequence[Interval], gpus: Mapping[str, Mapping[str, Gpu
     # The first one has the script's start in it.
     stepping = [interval for interval in intervals if interval.steps][1:]
     rows = defaultdict[tuple[str, str], list[tuple[float, GpuRate]]](list)
-    for interval in stepping or intervals:
+    for interval in stepping:
         for rate in interval.gpus:
             rows[rate.host, rate.number].append((interval.seconds, rate))
     loads = []
@@ -136,7 +136,6 @@ def gpu_loads(intervals: Sequence[Interval], gpus: Mapping[str, Mapping[str, Gpu
             index=gpu.index,
             model=gpu.model,
             memory_total_bytes=gpu.memory_total_bytes,
-            during="steps" if stepping else "command",
             seconds=sum(seconds for seconds, _ in of_gpu),
             utilization=_mean_over_time(busy),
             memory_bytes=_mean_over_time(memory),

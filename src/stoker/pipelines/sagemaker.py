@@ -21,7 +21,6 @@ from stoker.platforms.aws import Aws, tag_list
 from stoker.platforms.sagemaker.submit import stop_job
 from stoker.records import Json, SageMakerSettings, Workload
 from stoker.records.base import Document, item_at, mapping, mappings, text
-from stoker.records.outcome import exit_code_of_words
 
 _EXIT_CODE = re.compile(r"(?i)exit code:? (\d+)\b")
 _SUMMARIES = "PipelineExecutionSummaries"
@@ -244,7 +243,8 @@ def _code_of(step: Document) -> int:
     if item_at(step, "Metadata", "Fail"):
         # A Fail step is where a gate's condition leads, also after a training that crashed: only
         # the words tell the two apart.
-        return exit_code_of_words(reason, default=GateError.exit_code)
+        kind = WorkloadError if "the training failed" in reason else GateError
+        return kind.exit_code
     match = _EXIT_CODE.search(reason)
     return int(match[1]) if match else PlatformError.exit_code
 

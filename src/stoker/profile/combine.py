@@ -26,7 +26,7 @@ from stoker.records import (
     TodaysGroup,
 )
 from stoker.records.base import Value
-from stoker.records.profile import GpuLoads, busy_share, during_steps
+from stoker.records.profile import GpuLoads, busy_share
 
 
 def combine(
@@ -86,7 +86,6 @@ def combine(
         global_batch_size=sum(batch.samples for batch in batches),
         batch_bytes=float(sum(batch.num_bytes for batch in batches)),
     )
-    gpus = during_steps(gpus)
     notes = chain.from_iterable(rank.notes for rank in ranks)
     profile = Profile(
         host=host_of(first, group=group, settings=settings),

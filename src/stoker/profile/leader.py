@@ -45,7 +45,7 @@ from stoker.records import (
     read_json,
     write_json,
 )
-from stoker.records.profile import busy_share, during_steps
+from stoker.records.profile import busy_share
 
 FILE = "profile.json"
 TIMELINE_FILE = "baseline-timeline.csv"
@@ -204,7 +204,7 @@ def _timed_profile(
     dnn = record.groups[0]
     world = dnn.count * (dnn.processes_per_host or 1)
     samples = [step.samples for steps in timelines.values() for step in steps if step.samples]
-    loads = during_steps(record.gpus)
+    loads = record.gpus
     # Loaders that data hosts cannot feed.
     names = [*chain.from_iterable(process.loaders for process in seen)]
     return Profile(

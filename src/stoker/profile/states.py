@@ -13,7 +13,7 @@ from types import MappingProxyType
 from stoker.decide.model import LEAST_GAIN, Work, more_workers
 from stoker.profile.rank_results import Drain, RankResult
 from stoker.records import ProfileState, StepTerms
-from stoker.records.profile import MAX_OTHERS, GpuLoads, during_steps, used_gpus
+from stoker.records.profile import MAX_OTHERS, GpuLoads, used_gpus
 from stoker.units import ms, numbered, percentage, vcpus_words
 
 # A share of this many looks is known to about 0.1.
@@ -220,7 +220,7 @@ def _of_accelerator(parts: Work, step: StepTerms, gpus: GpuLoads) -> Iterator[_S
         yield "neighbour", share, text
     shares = [
         gpu.utilization
-        for gpu in used_gpus(during_steps(gpus))
+        for gpu in used_gpus(gpus)
         if gpu.utilization is not None and gpu.seconds >= _LEAST_GPU_SECONDS
     ]
     if shares and parts.bottleneck in ("accelerator", "none"):

@@ -4,9 +4,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date
-from typing import Literal
 
-from stoker.errors import EXIT_TERMINATED, FeedError, GateError, PlatformError, WorkloadError
+from stoker.errors import EXIT_TERMINATED, FeedError, GateError, WorkloadError
 from stoker.records.decision import STALE_DAYS, Decision
 from stoker.records.profile import Profile
 from stoker.records.training import GateResult, GroupSpending, Performance, Training
@@ -16,21 +15,10 @@ from stoker.units import figure, ms, numbered, percentage, usd
 IDLE_SHARE = 0.8
 # Of a step: one that waits longer does not need fewer data hosts.
 _MAX_WAIT_SHARE = 0.2
-OutcomeState = Literal["passed", "no gate", "gate failed", "did no step", "failed", "stopped"]
 # In the first line of a rank's failure, or in the last line of its traceback.
 _ERROR_OF_THE_FEED = re.compile(
     r"^(rank \d+ on \S+: |stoker\.errors\.)(Feed|FeedLost|Shipping|Protocol)Error: ", re.MULTILINE
 )
-
-
-# How the words of outcomes begin, with their codes; `stopped` is an end of the platform's.
-_OUTCOME_CODES = {
-    "gate failed: ": GateError.exit_code,
-    "the training did no step": GateError.exit_code,
-    "the training failed": WorkloadError.exit_code,
-    "the training was stopped": PlatformError.exit_code,
-}
-_OUTCOME_WORDS = re.compile("|".join(map(re.escape, _OUTCOME_CODES)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,18 +26,16 @@ class Outcome:
     """Result of a run.
 
     Attributes:
-        state: did no step: it succeeded without a step, so its metrics are an earlier run's.
         words: The result in one line, with the reason if the run did not pass.
         exit_code: Exit code of a command that judges the run.
     """
 
-    state: OutcomeState
     words: str
     exit_code: int
 
     @property
     def is_good(self) -> bool:
-        return self.state in ("passed", "no gate")
+        return self.exit_code == 0
 
     @property
     def reason(self) -> str:
@@ -69,13 +55,13 @@ def outcome_of(training: Training, gates: Sequence[GateResult] = ()) -> Outcome:
             words += f" after {numbered(training.num_steps, 'step')}"
         if training.failure:
             words += f": {training.cause}"
-        return Outcome(state="stopped", words=words, exit_code=code)
+        return Outcome(words=words, exit_code=code)
     if training.status == "failed":
         words = f"the training failed{with_code}: {training.cause}"
-        return Outcome(state="failed", words=words, exit_code=code)
+        return Outcome(words=words, exit_code=code)
     if training.num_steps == 0:
         words = "the training did no step (was its checkpoint already at the last epoch?)"
-        return Outcome(state="did no step", words=words, exit_code=GateError.exit_code)
+        return Outcome(words=words, exit_code=GateError.exit_code)
     return outcome_of_gates(gates)
 
 
@@ -83,11 +69,11 @@ def outcome_of_gates(gates: Sequence[GateResult]) -> Outcome:
     failed = [gate_words(gate) + _how_to_report(gate) for gate in gates if not gate.passed]
     if failed:
         words = f"gate failed: {'; '.join(failed)}"
-        return Outcome(state="gate failed", words=words, exit_code=GateError.exit_code)
+        return Outcome(words=words, exit_code=GateError.exit_code)
     if not gates:
-        return Outcome(state="no gate", words="no gate: the training succeeded", exit_code=0)
+        return Outcome(words="no gate: the training succeeded", exit_code=0)
     held = f"passed: {len(gates)} of {len(gates)} gates held"
-    return Outcome(state="passed", words=held, exit_code=0)
+    return Outcome(words=held, exit_code=0)
 
 
 def training_exit_code(training: Training) -> int:
@@ -98,19 +84,6 @@ def training_exit_code(training: Training) -> int:
         return FeedError.exit_code
     codes = {"succeeded": 0, "failed": WorkloadError.exit_code, "stopped": EXIT_TERMINATED}
     return codes[training.status]
-
-
-def exit_code_of_words(words: str, *, default: int) -> int:
-    """Returns the exit code of a run by the words of its gate (`Outcome.words`).
-
-    Args:
-        words: A step's reason, in which these words may stand.
-        default: For words that are not stoker's.
-    """
-    match = _OUTCOME_WORDS.search(words)
-    if match:
-        return _OUTCOME_CODES[match[0]]
-    return default
 
 
 def gate_words(gate: GateResult) -> str:

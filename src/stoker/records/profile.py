@@ -49,9 +49,7 @@ class GpuLoad(Record, frozen=True, kw_only=True):
         index: Index of the GPU on its host, as the driver counts.
         model: Model, as the driver spells it.
         memory_total_bytes: Memory of the GPU.
-        during: Time of the figures. steps: the intervals in which steps ended; command: the whole
-            command, as no step was timed.
-        seconds: Length of that time.
+        seconds: Length of the intervals in which steps ended; the figures are of these.
         utilization: Share of the time in which a kernel ran, 0 to 1.
         memory_bytes: Memory in use, mean.
     """
@@ -60,7 +58,6 @@ class GpuLoad(Record, frozen=True, kw_only=True):
     index: NonNegativeInt
     model: Name | None = None
     memory_total_bytes: NonNegativeInt | None = None
-    during: Literal["steps", "command"] = "steps"
     seconds: NonNegativeFloat
     utilization: NonNegativeFloat | None = None
     memory_bytes: NonNegativeFloat | None = None
@@ -86,11 +83,6 @@ def busy_share(gpus: Sequence[GpuLoad]) -> float | None:
     if share is None:
         return None
     return min(1.0, share)
-
-
-def during_steps(gpus: Sequence[GpuLoad]) -> GpuLoads:
-    """Returns the loads that are of the steps, and not of a command that is mostly its start."""
-    return tuple(gpu for gpu in gpus if gpu.during == "steps")
 
 
 class EpochPause(Record, frozen=True, kw_only=True):

@@ -129,7 +129,8 @@ def _ending(run: ReportedRun, failure: str) -> tuple[Tone, str, str] | None:
     if training:
         outcome = outcome_of(training)
         if not outcome.is_good:
-            return "bad", f"training {outcome.state}", capital(outcome.words)
+            end = "did no step" if training.status == "succeeded" else training.status
+            return "bad", f"training {end}", capital(outcome.words)
     records = {
         "profile": run.profile,
         "decide": run.decision,

@@ -9,6 +9,7 @@ import urllib.request
 from dataclasses import dataclass
 
 from stoker.environment import pipeline_run, webhook_url
+from stoker.errors import EXIT_TERMINATED
 from stoker.logs import printable
 from stoker.platforms.aws import Aws
 from stoker.records import Workload
@@ -41,7 +42,7 @@ class RunEnding:
     def take(self, outcome: Outcome) -> None:
         """Takes over the result of the run."""
         self.failure = outcome.reason
-        if outcome.state == "stopped":
+        if outcome.exit_code == EXIT_TERMINATED:
             self.is_told = False
 
     def text(self, workload: str) -> str:
