@@ -6,7 +6,6 @@ import socket
 
 import pytest
 
-from stoker.errors import UsageError
 from stoker.feed.engine.batch_port import BatchPort
 from stoker.feed.engine.crypto import HANDSHAKE_SECONDS, MAX_WAITING
 from stoker.feed.engine.run_messages import TICKET_BYTES
@@ -23,7 +22,7 @@ def log():
 
 def made_port(log, port=0):
     told = Log(run="test", host="data-1", stream=log)
-    return BatchPort(bind="127.0.0.1", where="host data-1", log=told, port=port)
+    return BatchPort(bind="127.0.0.1", log=told, port=port)
 
 
 @pytest.fixture
@@ -106,8 +105,3 @@ def test_a_ticket_opens_one_connection_and_is_void_after_a_minute(port):
         turn(port, 2)
         assert is_cut(trainer)
     assert attached == [1]
-
-
-def test_a_taken_port_is_an_error_that_names_it(port, log):
-    with pytest.raises(UsageError, match=f"port {port.port} cannot be bound"):
-        made_port(log, port.port)

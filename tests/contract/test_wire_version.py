@@ -21,10 +21,10 @@ from stoker.feed.engine import (
 # After a change that an older stoker would misread: a new PROTOCOL_VERSION, and the new digests.
 # After one that it would not (a limit that grew, say): the new digests alone.
 PINNED = {
-    "version": 28,
-    "messages": "75229d1b7f8a8d93",
+    "version": 29,
+    "messages": "ce821c0e6c55799f",
     "batches": "b04931c603a0bcea",
-    "pickles": "874dc7540f66b747",
+    "pickles": "59411247c1c81e07",
 }
 
 UNIONS = {
@@ -61,7 +61,8 @@ def test_what_crosses_the_wire_is_that_of_its_version():
         **{name_of(kind): [f.name for f in dataclasses.fields(kind)] for kind in records},
         name_of(type(named)): named.__reduce__()[1],
         name_of(remote.FactsOf): sorted(vars(remote.FactsOf(named))),
-        "settings": sorted(facts._settings().keys() - facts._ATTRIBUTES.keys() - {"cv2"}),
+        "place": len(json.loads(loader_spec._place_of_script())),
+        "settings": sorted([*facts._settings(), *facts._ATTRIBUTES]),
     }
     pickled, leaves = codec.encode({"pixels": torch.zeros(2, 3), "labels": [1, 2]})
     schemas = {name: bare(msgspec.json.schema(kinds)) for name, kinds in UNIONS.items()}

@@ -128,7 +128,6 @@ def test_hello_that_was_recorded_and_is_replayed_opens_nothing(struck):
                 host="another",
                 dataset="none",
                 dataset_bytes=1,
-                python="3",
             )
             client.send(run_messages.pack(opening))
             assert client.poll(DEADLINE_MS)

@@ -6,23 +6,20 @@ It starts processes and hands connections over; no batch comes through it. One p
 
 import contextlib
 import os
-import platform
 import time
 
 import zmq
 
-from stoker.errors import FeedError, ProtocolError, UsageError
+from stoker.errors import ProtocolError, UsageError
 from stoker.feed.engine import run_messages as messages
 from stoker.feed.engine.batch_port import BatchPort
 from stoker.feed.engine.crypto import ControlServer, Keys
 from stoker.feed.engine.hosting import Attach, Hosting
-from stoker.feed.engine.raised import pack_error
 from stoker.feed.engine.records import new_key
 from stoker.host.machine import without_preempting
 from stoker.logs import EventName, Log
 
 # Sessions are probed this often, to notice that a trainer is gone.
-PROBE_SECONDS = 10.0
 TICK_SECONDS = 1.0
 # After the end, for the last answers.
 _LINGER_SECONDS = 2.0
@@ -45,24 +42,23 @@ class Agent:
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         # The control connection of each session.
         self._sessions: dict[str, bytes] = {}
-        self._tick_at = self._probe_at = 0.0
+        self._tick_at = 0.0
         with contextlib.ExitStack() as closing:
             self._hosting = Hosting(host=host, log=log, tell=self._tell, invite=self._invite)
             closing.callback(self._hosting.close)
             try:
                 self._server = ControlServer(keys, log, endpoint=f"tcp://{bind}:{port or '*'}")
-            except zmq.ZMQError as err:
+                closing.callback(self._server.close, linger_seconds=_LINGER_SECONDS)
+                self._batches = BatchPort(bind=bind, port=port + 1 if port else 0, log=log)
+            except (zmq.ZMQError, OSError) as err:
                 raise UsageError(
-                    f"port {port} cannot be bound: {err.strerror}",
+                    f"port {port} or the next one cannot be bound: {err.strerror}",
                     where=f"host {host}",
-                    fix="set feed.port to a free port of every host",
+                    fix="set feed.port so that it and the next port are free on every host",
                 ) from None
-            closing.callback(self._server.close, linger_seconds=_LINGER_SECONDS)
+            closing.callback(self._batches.close)
             # Without a number the system has chosen both ports.
             self.port = self._server.port
-            next_port = port + 1 if port else 0
-            self._batches = BatchPort(bind=bind, port=next_port, where=f"host {host}", log=log)
-            closing.callback(self._batches.close)
             self.batch_port = self._batches.port
             self._closing = closing.pop_all()
         log.event(EventName.AGENT_LISTENING, port=self.port, workers=workers)
@@ -103,8 +99,6 @@ class Agent:
             self._tick_at = now + TICK_SECONDS
             self._server.tick(now)
             self._batches.tick(now)
-        if now >= self._probe_at:
-            self._probe_at = now + PROBE_SECONDS
             # zmq says whether the trainer is still connected; one that comes back opens it again.
             for name in list(self._sessions):
                 if not self._tell(name, messages.Probe()):
@@ -117,22 +111,11 @@ class Agent:
             case messages.Open(host=host) if host != self._host:
                 # This host now has the address of another one.
                 self._server.send(identity, messages.pack(messages.WrongHost(host=self._host)))
-            case messages.Open(session=name, dataset=dataset, python=python):
+            case messages.Open(session=name):
                 if name not in self._sessions:
                     self._log.event(EventName.SESSION_OPENED, session=name)
                 self._sessions[name] = identity
-                own = platform.python_version()
-                if python.split(".")[:2] == own.split(".")[:2]:
-                    self._hosting.obey(message)
-                    return
-                # Functions are sent as bytecode, which other versions cannot run.
-                refusal = FeedError(
-                    f"the trainer runs Python {python}, data host {self._host} runs Python {own}: "
-                    "functions cannot be sent",
-                    fix=f"use one Python version: {own}, or one image",
-                )
-                error = pack_error(refusal, where=f"the agent of host {self._host}")
-                self._tell(name, messages.Failed(session=name, dataset=dataset, error=error))
+                self._hosting.obey(message)
             case messages.Close(session=name):
                 self._close_session(name)
             case _:

@@ -12,7 +12,6 @@ import secrets
 import socket
 from collections.abc import Callable, Container
 
-from stoker.errors import UsageError
 from stoker.feed.engine.crypto import HANDSHAKE_SECONDS, MAX_WAITING, RejectionLog
 from stoker.feed.engine.run_messages import TICKET_BYTES
 from stoker.logs import Log
@@ -28,21 +27,15 @@ Attach = Callable[[socket.socket], None]
 class BatchPort:
     """The listening port and the tickets; used by the agent's thread."""
 
-    def __init__(self, *, bind: str, port: int, where: str, log: Log) -> None:
+    def __init__(self, *, bind: str, port: int, log: Log) -> None:
+        """Listens; raises OSError if it cannot."""
         is_dual = bind == "*" and socket.has_dualstack_ipv6()
-        try:
-            self._listener = socket.create_server(
-                ("" if bind == "*" else bind.strip("[]"), port),
-                family=socket.AF_INET6 if is_dual or ":" in bind else socket.AF_INET,
-                dualstack_ipv6=is_dual,
-                backlog=MAX_WAITING,
-            )
-        except OSError as err:
-            raise UsageError(
-                f"port {port} cannot be bound: {err.strerror}",
-                where=where,
-                fix="set feed.port so that it and the next port are free on every host",
-            ) from None
+        self._listener = socket.create_server(
+            ("" if bind == "*" else bind.strip("[]"), port),
+            family=socket.AF_INET6 if is_dual or ":" in bind else socket.AF_INET,
+            dualstack_ipv6=is_dual,
+            backlog=MAX_WAITING,
+        )
         self._listener.setblocking(False)
         self.port = int(self._listener.getsockname()[1])
         self._rejections = RejectionLog(log, port=self.port)

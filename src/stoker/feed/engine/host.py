@@ -5,7 +5,6 @@ A data host is behind its agent, and this host behind a `LocalLink`, with proces
 answer with the messages of an agent.
 """
 
-import platform
 import socket
 import threading
 from collections import deque
@@ -100,8 +99,6 @@ class Host:
                     host=self.name,
                     dataset=spec.digest,
                     dataset_bytes=len(spec.data),
-                    is_spawned=spec.is_spawned,
-                    python=platform.python_version(),
                 )
             )
         return opening.opened_at > 0.0

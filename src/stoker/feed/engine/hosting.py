@@ -42,12 +42,10 @@ class Load(msgspec.Struct, frozen=True, tag=True):
     Attributes:
         key: Of the connection over which the pickle comes.
         nbytes: Of the pickle.
-        is_spawned: Each worker reads the pickle for itself.
     """
 
     key: bytes
     nbytes: int
-    is_spawned: bool
 
 
 class Work(msgspec.Struct, frozen=True, tag=True):
@@ -207,7 +205,7 @@ class Hosting:
             return
         dataset.channel, end = _channel()
         with end:
-            order = Load(key, message.dataset_bytes, message.is_spawned)
+            order = Load(key, message.dataset_bytes)
             send(self._channel, order, end.fileno(), connection)
 
     def _start(self, session: str, worker: int, connection: int, key: bytes) -> None:

@@ -149,16 +149,17 @@ class LoaderProcess:
         spec: LoaderSpec | None = None
         file = os.memfd_create("stoker-dataset", os.MFD_CLOEXEC)
         os.truncate(file, order.nbytes)
+        pickled = memoryview(mmap.mmap(file, order.nbytes))
         end = Connection(socket.socket(fileno=connection), order.key, is_workers=True)
         try:
             end.head()
-            end.read(memoryview(mmap.mmap(file, order.nbytes)))
+            end.read(pickled)
         except (OSError, ProtocolError):
             # The trainer opens another connection.
             send(reports, Failed(b""))
             return
         end.close()
-        if not order.is_spawned:
+        if not pickled[0]:
             try:
                 spec = _load(file)
             except Exception as err:

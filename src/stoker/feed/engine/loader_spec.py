@@ -1,6 +1,7 @@
 """What a data host gets of a loader: its parts as one pickle, and where the script runs.
 
-    head   working folder, sys.path, arguments, environment variables of the script
+    byte   1: each worker reads it for itself, as the script asks for spawn, or it holds handles
+    head   Python, working folder, sys.path, arguments, environment variables of the script
     body   the LoaderSpec, by `pickler`
 
 A host unpickles it once for all ranks, in a process that has entered the head. The entries of the
@@ -15,6 +16,7 @@ import io
 import json
 import os
 import pickle
+import platform
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -75,15 +77,10 @@ class LoaderSpec:
 
 @dataclass(frozen=True, slots=True)
 class PackedSpec:
-    """A pickled loader, named by its digest.
-
-    Attributes:
-        is_spawned: Each worker reads it for itself.
-    """
+    """A pickled loader, named by its digest."""
 
     data: bytes
     digest: str
-    is_spawned: bool = False
 
 
 def pack_spec(spec: LoaderSpec, *, max_bytes: int) -> PackedSpec:
@@ -95,8 +92,9 @@ def pack_spec(spec: LoaderSpec, *, max_bytes: int) -> PackedSpec:
             or the pickle is larger than `max_bytes`.
     """
     file = io.BytesIO()
+    file.write(b"\0")
     pickle.dump(_place_of_script(), file)
-    is_spawned = _pickle(spec, file) or spec.start_method != "fork"
+    file.getbuffer()[0] = _pickle(spec, file) or spec.start_method != "fork"
     data = file.getvalue()
     if len(data) > max_bytes:
         raise ShippingError(
@@ -106,7 +104,7 @@ def pack_spec(spec: LoaderSpec, *, max_bytes: int) -> PackedSpec:
             "feed.max_dataset_bytes",
         )
     digest = hashlib.blake2b(data, digest_size=16).hexdigest()
-    return PackedSpec(data, digest, is_spawned)
+    return PackedSpec(data, digest)
 
 
 def _pickle(spec: LoaderSpec, file: io.BytesIO) -> bool:
@@ -143,6 +141,7 @@ def refusal_of(spec: LoaderSpec, *, max_bytes: int) -> ShippingError | None:
 
 def read_spec(file: BinaryIO) -> LoaderSpec:
     """Returns the spec in a file, in a process that is only for it; builds what `remote` names."""
+    file.read(1)
     # First: unpickling imports modules, which need the path and may read the environment.
     _enter(pickle.load(file))
     spec: object = pickle.load(file)
@@ -160,7 +159,7 @@ def read_spec(file: BinaryIO) -> LoaderSpec:
 
 
 def _place_of_script() -> str:
-    """Returns working folder, sys.path, sys.argv, and the variables that it changed.
+    """Returns version, working folder, sys.path, sys.argv, and the variables that it changed.
 
     As text: a pickle depends on which strings are one object. A variable without a value was
     deleted.
@@ -172,12 +171,19 @@ def _place_of_script() -> str:
         folder = ""
     start = _environment_at_start()
     variables = changes_between(start, os.environ) if start is not None else []
-    place = (folder, entries_of(sys.path, folder), sys.argv, variables)
-    return json.dumps(place)
+    python = platform.python_version()
+    return json.dumps((python, folder, entries_of(sys.path, folder), sys.argv, variables))
 
 
 def _enter(packed: str) -> None:
-    folder, entries, arguments, variables = json.loads(packed)
+    python, folder, entries, arguments, variables = json.loads(packed)
+    own = platform.python_version()
+    # Functions are sent as bytecode, which other versions cannot run.
+    if python.split(".")[:2] != own.split(".")[:2]:
+        raise ShippingError(
+            f"the trainer runs Python {python}, this host runs {own}: functions cannot be sent",
+            fix=f"use one Python version: {own}, or one image",
+        )
     for name, value in variables:
         os.environ.pop(name, None)
         if value is not None:

@@ -19,7 +19,7 @@ from stoker.host.gpus import GpuState
 
 # To be raised with every change that an older peer would misread: of these messages, of a worker's,
 # of what is pickled. tests/contract/test_wire_version.py pins them.
-PROTOCOL_VERSION = 28
+PROTOCOL_VERSION = 29
 
 # Random first bytes of a connection to the batch port.
 TICKET_BYTES = 32
@@ -194,16 +194,12 @@ class Open(Message, frozen=True, kw_only=True):
     Attributes:
         host: The data host that is meant: addresses are used again.
         dataset: Digest of the pickle.
-        is_spawned: Each worker reads the pickle itself, as the script asks for spawn.
-        python: The trainer's version: cloudpickle pickles functions as bytecode.
     """
 
     session: str
     host: str
     dataset: str
     dataset_bytes: int
-    is_spawned: bool = False
-    python: str
 
 
 class Start(Message, frozen=True, kw_only=True):
