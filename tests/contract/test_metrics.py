@@ -42,9 +42,9 @@ MEMORY = MemoryPeak(
     used_bytes=14 * 10**9,
     kills=1,
 )
-LIMITS = SimpleNamespace(progress=PROGRESS, spending=SPENDING, peaks=lambda: {"data-1": MEMORY})
+LIMITS = SimpleNamespace(spending=SPENDING, peaks=lambda: {"data-1": MEMORY})
 # Of two data hosts, one is lost.
-SERVER = SimpleNamespace(hosts=SimpleNamespace(names=lambda status: ("data-1",)))
+SERVER = SimpleNamespace(progress=PROGRESS, hosts=SimpleNamespace(names=lambda status: ("data-1",)))
 TOPOLOGY = builders.topology(
     "gpu-1", dnn=("dnn", ("gpu-1",)), data=("data", ("data-1", 'data-"2"\\'))
 )

@@ -15,7 +15,6 @@ from support.wheels import ROOT, built
 def test_two_ranks_train_beside_a_data_host(tmp_path):
     groups = ("dnn=local.c1:1", "data=local.c1:1:1")
     training = short_run("mnist-ddp.yaml", tmp_path, groups=groups, batch_size=32)
-    assert [host.rank for host in training.hosts] == [0, None]
     assert training.strategy == "torchrun"
 
 

@@ -37,7 +37,6 @@ def test_ranks_on_two_hosts_see_the_batches_and_losses_of_one(tmp_path):
         assert read(run, f"rank-{rank}") == read(whole, f"rank-{rank}")
     assert read(run, "losses") == pytest.approx(read(whole, "losses"), rel=1e-6)
     assert record.strategy == "torchrun"
-    assert [host.rank for host in record.hosts] == [0, processes, *[None] * data]
     assert {e.host for e in record.events if e.what == "data host joined"} == {
         f"algo-{number}" for number in range(1, data + 1)
     }

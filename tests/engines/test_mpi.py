@@ -132,14 +132,12 @@ def test_ranks_of_two_hosts_meet_in_mpi_and_in_torch_and_are_fed(tmp_path):
         assert told == f"{[host, str(rank % 2), '2']} [6, 6] {seen}"
     record = job.training()
     assert record.strategy == "mpi"
-    assert [host.rank for host in record.hosts] == [0, 2, None]
     assert folders_of_sessions() <= before
 
 
 def test_the_example_trains_on_four_ranks_of_two_hosts_beside_a_data_host(tmp_path):
     training = short_run("mnist-mpi.yaml", tmp_path, groups=("dnn=local.c1:2", "data=local.c1:1"))
     assert training.strategy == "mpi"
-    assert [host.rank for host in training.hosts] == [0, 2, None]
 
 
 def test_a_rank_that_fails_ends_all_hosts_with_its_code_and_words(tmp_path):

@@ -129,7 +129,6 @@ class Engine:
 
     def stop(self) -> None:
         """Ends the command with all its processes; may be called twice."""
-        (self._run.settings.base_dir / _SECRET).unlink(missing_ok=True)
         command, self._command = self._command, None
         if command:
             command.process.terminate()

@@ -23,8 +23,6 @@ from stoker.records import write_text
 ERROR_FILE = "error.json"
 # SageMaker shows the first 1024 characters of output/failure as the job's FailureReason.
 FAILURE_CHARACTERS = 1024
-# Error files, metrics: what a script's processes write.
-MAX_READ_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,18 +34,9 @@ class RankFailure:
     traceback: str
 
 
-def read_bounded(path: Path) -> bytes:
-    """Reads a file that a script wrote; raises ValueError where it is too large."""
-    with path.open("rb") as file:
-        content = file.read(MAX_READ_BYTES + 1)
-    if len(content) > MAX_READ_BYTES:
-        raise ValueError(f"larger than {MAX_READ_BYTES >> 20} MiB")
-    return content
-
-
 def read_failure(output: Path) -> RankFailure | None:
     try:
-        said = json.loads(read_bounded(output / ERROR_FILE))["message"]
+        said = json.loads((output / ERROR_FILE).read_bytes())["message"]
         more = said["extraInfo"]
         return RankFailure(
             rank=int(more.get("rank", 0)),

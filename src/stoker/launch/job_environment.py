@@ -8,7 +8,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import stoker
@@ -142,20 +142,17 @@ def own_variables(
         startup: Folder of a sitecustomize for its processes.
         has_data_group: Whether their loaders take batches from the feed.
     """
-    own = replace(
-        run.settings,
-        host=run.topology.host,
-        group=run.topology.group.name,
-        has_data_group=has_data_group,
-        output=run.output,
-    )
     # stoker's first; it runs the next sitecustomize.
     places = (startup, run.folder, run.environ.get("PYTHONPATH"))
     return {
         "PYTHONPATH": ":".join(str(place) for place in places if place),
         # Output goes through a pipe: lines must not wait in a buffer.
         "PYTHONUNBUFFERED": "1",
-        **own.to_environ("base_dir", "host", "group", "has_data_group", "output"),
+        "STOKER_BASE_DIR": str(run.settings.base_dir),
+        "STOKER_HOST": run.topology.host,
+        "STOKER_GROUP": run.topology.group.name,
+        "STOKER_HAS_DATA_GROUP": str(int(has_data_group)),
+        "STOKER_OUTPUT": str(run.output),
     }
 
 

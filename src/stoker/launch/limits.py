@@ -71,16 +71,11 @@ class Limits:
             path=run.output / FILE,
             log=run.log,
             steps=RunSteps(run.output, file=timeline),
-            progress=lambda: self.progress,
+            progress=lambda: server.progress,
             gpu_means=self._gpu_means,
             memory=self.peaks,
             spent_usd=lambda: self.spending.usd,
         )
-
-    @property
-    def progress(self) -> ProgressByRank:
-        """What the ranks have reported, which they do in runs of several hosts."""
-        return self._server.progress
 
     def gpu_loads(self) -> GpuLoads:
         """Returns the loads of all dnn hosts' GPUs, from the rows of the run."""
@@ -158,12 +153,9 @@ class Watchdog:
 
     def _count(self) -> object:
         """Returns what changes with each step."""
-        sizes = {}
-        for path in self._output.glob(TIMELINE_FILE.format(rank="*")):
-            with contextlib.suppress(OSError):
-                sizes[path.name] = path.stat().st_size
-        taken = [loading.optimizer_steps for loading in read_loadings(self._output)]
-        return sizes, taken
+        files = self._output.glob(TIMELINE_FILE.format(rank="*"))
+        sizes = {path.name: path.stat().st_size for path in files}
+        return sizes, [loading.optimizer_steps for loading in read_loadings(self._output)]
 
 
 def _write_stacks() -> None:

@@ -120,7 +120,7 @@ class Metrics:
 
     def _values(self) -> Iterator[tuple[str, tuple[str, ...], float]]:
         """Yields each metric's name, labels behind the run's, and value."""
-        for number, report in sorted(self.limits.progress.items()):
+        for number, report in sorted(self.server.progress.items()):
             rank = str(number)
             for name, field in _OF_RANKS.items():
                 yield name, (rank,), getattr(report, field)

@@ -11,7 +11,6 @@ from stoker.feed.bad_samples import FILE, join_lists
 from stoker.feed.rank_reports import all_batches, counted_steps, why_unfed
 from stoker.feed.step_times import read_timelines
 from stoker.figures.measured import measure
-from stoker.launch.failures import read_bounded
 from stoker.launch.host_client import HostRun
 from stoker.launch.job_environment import Trainer, hyperparameters
 from stoker.launch.limits import Limits
@@ -97,7 +96,7 @@ def _record(
     settings = run.settings
     topology = run.topology
     output = run.output
-    progress = limits.progress
+    progress = server.progress
     timelines = read_timelines(output)
     steps = counted_steps(output, timelines, progress)
     trainer = Trainer.of(run)
@@ -158,7 +157,7 @@ def _record(
             join_lists([output], output / FILE),
             sum(report.bad_samples for report in progress.values()),
         ),
-        job=Job(platform=platform_name(topology, run.environ), name=settings.run_id),
+        job=Job(platform=platform_name(run.environ), name=settings.run_id),
     )
 
 
@@ -171,8 +170,8 @@ def _metrics(run: HostRun, *, printed: Mapping[str, str]) -> dict[str, Metric]:
     file = run.settings.metrics or run.output / "metrics.json"
     try:
         if file.exists():
-            reported = dict(json.loads(read_bounded(file)))
-    except (OSError, ValueError, TypeError, RecursionError) as err:
+            reported = dict(json.loads(file.read_bytes()))
+    except (OSError, ValueError, TypeError) as err:
         run.log.event(EventName.METRICS_FAILED, reason=str(err))
     metrics: dict[str, Metric] = {}
     for name, value in {**reported, **printed}.items():

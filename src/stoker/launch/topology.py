@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from stoker.environment import ProcessSettings, from_environment
 from stoker.errors import UsageError
-from stoker.records import PLATFORM_INFOS, Role, bare_type, read_text
+from stoker.records import Role, read_text
 
 # The service's name for the group of a job without instance groups.
 HOMOGENEOUS = "homogeneousCluster"
@@ -122,15 +122,11 @@ def _role(group: str) -> Role:
     return "data" if group.lower().startswith("data") else "dnn"
 
 
-def platform_name(topology: Topology, environ: Mapping[str, str]) -> str:
-    """Returns the platform that started this run, by its files and variables."""
-    # First, as a local run may be inside a job or a pod.
-    # "local.cpu" and the like: only the local platform names hosts so.
-    if not bare_type(topology.dnn.instance_type).startswith("local"):
-        for name, info in PLATFORM_INFOS.items():
-            if any(environ.get(variable) for variable in info.host_variables):
-                return name
-    return "local"
+def platform_name(environ: Mapping[str, str]) -> str:
+    """Returns the platform that started this run."""
+    if is_job_pod(environ):
+        return "kubernetes"
+    return "sagemaker" if environ.get("TRAINING_JOB_NAME") else "local"
 
 
 def is_job_pod(environ: Mapping[str, str]) -> bool:

@@ -59,7 +59,6 @@ class PlatformInfo:
             nominal, and today's cluster need not be named.
         has_node_pools: Its types may be the node pools of a cluster.
         needs_training_enum: Its jobs take only types that its API lists for training.
-        host_variables: Variables by which a launcher recognises the platform.
         name_end: What stands between a workload's name and what follows it in names of runs.
         payer: AWS service whose prices apply: `sagemaker` or `ec2`; empty: none.
         price_list: Name of these prices for reports.
@@ -69,7 +68,6 @@ class PlatformInfo:
     is_this_machine: bool = False
     has_node_pools: bool = False
     needs_training_enum: bool = False
-    host_variables: tuple[str, ...] = ()
     name_end: str = "-"
     payer: str = ""
     price_list: str = ""
@@ -81,15 +79,12 @@ PLATFORM_INFOS: Mapping[PlatformName, PlatformInfo] = MappingProxyType(
         "sagemaker": PlatformInfo(
             type_prefix=_PREFIX,
             needs_training_enum=True,
-            host_variables=("TRAINING_JOB_NAME", "SM_CURRENT_HOST"),
             name_end=NAME_END,
             payer="sagemaker",
             price_list="AWS price list, SageMaker training",
         ),
         "kubernetes": PlatformInfo(
             has_node_pools=True,
-            # The kubelet sets it in every pod, also with enableServiceLinks: false.
-            host_variables=("KUBERNETES_SERVICE_HOST",),
             payer="ec2",
             price_list="AWS price list, EC2 Linux",
         ),
