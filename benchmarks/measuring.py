@@ -340,7 +340,7 @@ def markdown(rows: Sequence[Row]) -> str:
             if row.note:
                 beside.append(row.note)
             verdicts = [_verdict(each) for each in row.comparisons if each.target]
-            cells = [row.case, row.loader, row.figure, _text(row.value), str(len(values))]
+            cells = [row.case, row.loader, row.figure, _spread_text(row.value), str(len(values))]
             cells += ["; ".join(beside), "; ".join(verdicts)]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
@@ -348,8 +348,8 @@ def markdown(rows: Sequence[Row]) -> str:
 
 def _beside(each: Comparison) -> str:
     if each.how == "points":
-        return f"{each.beside} {_text(each.value, sign='+')}"
-    return f"{_text(each.value)} x {each.beside}"
+        return f"{each.beside} {_spread_text(each.value, sign='+')}"
+    return f"{_spread_text(each.value)} x {each.beside}"
 
 
 def _verdict(each: Comparison) -> str:
@@ -357,7 +357,7 @@ def _verdict(each: Comparison) -> str:
     return f"{subject}: {'met' if each.is_met else '**not met**'}"
 
 
-def _text(value: Spread, *, sign: str = "") -> str:
+def _spread_text(value: Spread, *, sign: str = "") -> str:
     shown = [f"{value[key]:{sign}.{_digits(value)}f}" for key in ("median", "min", "max")]
     if shown[1] == shown[2]:
         return shown[0]
