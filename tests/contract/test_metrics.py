@@ -31,7 +31,7 @@ SPENDING = Spending(
 
 
 HOST = HostWork(host="data-1", num_workers=2, batches=11, busy_seconds=5.5)
-WORK = FeedWork(seconds=9.0, taken=12, ready=3, window=20, hosts=(HOST,))
+WORK = FeedWork(seconds=9.0, taken=12, ready=3, hosts=(HOST,))
 PROGRESS = {
     0: Progress(rank=0, steps=12, samples=96, wait_seconds=1.5, compute_seconds=6.0, feed=WORK),
     1: Progress(rank=1, steps=7, samples=56, wait_seconds=0.5, compute_seconds=1.0),

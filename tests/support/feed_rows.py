@@ -27,7 +27,7 @@ def host_rate(name, rate, *, workers=4) -> HostRate:
 
 
 def feed_line(*hosts: HostRate) -> str:
-    rank = RankRate(name="0", batches_per_second=30.0, wait_share=0.4, queue_depth=0.5, window=18)
+    rank = RankRate(name="0", batches_per_second=30.0, wait_share=0.4, queue_depth=0.5)
     interval = Interval(start_seconds=4.0, seconds=2.0, ranks=(rank,), hosts=hosts)
     stream = StringIO()
     Log(run="mnist-1", host="gpu-1", stream=stream).event(
@@ -55,7 +55,6 @@ def feed_intervals(*, hosts: int = 2, intervals: int = 60) -> list[Interval]:
             batches_per_second=sum(rate.batches_per_second for rate in rates),
             wait_share=0.45 if is_lost else random.uniform(0.0, 0.03),
             queue_depth=0.1 if is_lost else random.uniform(2, 7),
-            window=24,
         )
         when = {"start_seconds": number * SECONDS, "seconds": SECONDS}
         made.append(Interval(ranks=(rank,), hosts=tuple(rates), **when))

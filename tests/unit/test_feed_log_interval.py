@@ -46,7 +46,6 @@ def report(rank=0, *, seconds, batches=0, waited=0.0, computed=0.0, hosts=None):
             taken=batches,
             ready_at_takes=batches * 3,
             ready=1,
-            window=9,
             hosts=(host_work(batches=batches),) if hosts is None else hosts,
         ),
     )
@@ -66,9 +65,7 @@ def host_rate(name="data-1", **changes):
 
 
 def interval(*hosts, wait=0.5, ready=0.0):
-    rank = RankRate(
-        name="0", batches_per_second=10.0, wait_share=wait, queue_depth=ready, window=20
-    )
+    rank = RankRate(name="0", batches_per_second=10.0, wait_share=wait, queue_depth=ready)
     return Interval(start_seconds=0.0, seconds=2.0, ranks=(rank,), hosts=hosts)
 
 
@@ -79,7 +76,7 @@ def test_rates_are_over_the_ranks_own_clock():
         report(seconds=24.0, batches=140, waited=2.0, computed=12.0),
     )
     assert (rank.batches_per_second, rank.wait_share) == (10.0, 0.25)
-    assert (rank.queue_depth, rank.window) == (3.0, 9)
+    assert rank.queue_depth == 3.0
     assert (host.name, host.workers) == ("data-1", 2)
     assert (host.batches_per_second, host.bytes_per_second) == (10.0, 10_000.0)
     assert (host.busy_workers, host.busy_cpus) == (5.0, 2.5)

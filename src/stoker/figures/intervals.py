@@ -48,7 +48,6 @@ class RankRate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         batches_per_second: Batches that it took.
         wait_share: Share of its time waiting for data, 0 to 1. None: no step ended.
         queue_depth: Batches that were ready when it took one, mean.
-        window: Batches made ahead of it.
         shards: Shards of the streams that it reads; 0: none.
         start_wait_share: Share of its time waiting for the first batches of epochs, 0 to 1.
     """
@@ -57,7 +56,6 @@ class RankRate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     batches_per_second: Figure
     wait_share: Figure | None = None
     queue_depth: Figure | None = None
-    window: int
     shards: int = 0
     start_wait_share: Figure | None = None
 
@@ -262,7 +260,6 @@ def _rank_rate(now: Progress, then: Progress, *, seconds: float) -> RankRate:
         wait_share=wait,
         # Each take notes how many batches were ready then.
         queue_depth=_grown(work, earlier, "ready_at_takes") / taken if taken else None,
-        window=work.window,
         shards=work.shards,
         start_wait_share=start_wait,
     )

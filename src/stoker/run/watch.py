@@ -58,7 +58,7 @@ def _words(row: Interval, run: str, status: str) -> Iterator[str]:
         workers = f"{numbered(host.workers, 'worker')}, {percent(host.busy_share)} busy"
         yield f"{shown(host.name)}, {rates}, {workers}"
     # Ranks that ask for nothing are between epochs, or at the end: nothing limits them.
-    if any(rank.window for rank in row.ranks):
+    if any(rank.batches_per_second for rank in row.ranks):
         limit = feed_limit_of(row)
         yield f"limit: {limit.words}; try {limit.advice}"
 

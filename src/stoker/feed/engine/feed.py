@@ -474,13 +474,12 @@ class Feed(SharedState):
 
     def _work_of(self, sessions: Sequence[FeedSession]) -> messages.FeedWork:
         now = time.monotonic()
-        ready = window = shards = 0
+        ready = shards = 0
         for work in self._works.values():
             work.credits = 0
         for session in sessions:
             schedule = session.schedule
             ready += len(schedule.arrivals)
-            window += schedule.window(now) if session.is_busy else 0
             for host, number in Counter(worker.host for worker in session.workers).items():
                 work = self._works[host]
                 work.credits += ORDERS_PER_WORKER * number
@@ -493,7 +492,6 @@ class Feed(SharedState):
             taken=self.num_taken,
             ready_at_takes=self.ready_at_takes,
             ready=ready,
-            window=window,
             shards=shards,
             hosts=tuple(works[:_MAX_HOSTS]),
         )

@@ -19,7 +19,7 @@ from stoker.host.gpus import GpuState
 
 # To be raised with every change that an older peer would misread: of these messages, of a worker's,
 # of what is pickled. tests/contract/test_wire_version.py pins them.
-PROTOCOL_VERSION = 29
+PROTOCOL_VERSION = 30
 
 # Random first bytes of a connection to the batch port.
 TICKET_BYTES = 32
@@ -145,14 +145,12 @@ class FeedWork(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     Attributes:
         ready_at_takes: Batches that were ready after the one taken, summed over `taken`.
-        window: How far ahead of the trainer batches are made, now.
     """
 
     seconds: float
     taken: int = 0
     ready_at_takes: int = 0
     ready: int = 0
-    window: int = 0
     shards: int = 0
     hosts: tuple[HostWork, ...] = ()
 
