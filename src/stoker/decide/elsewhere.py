@@ -70,7 +70,10 @@ def taken_as(
     )
     doubts = {f"profile taken elsewhere: on {source.type}, not on {target.type}": _ELSEWHERE}
     if speed_source == "assumed":
-        doubts[_speed_words(taken)] = _ASSUMED_WIDTH
+        text = (
+            f"a vCPU of {target.type} is assumed to be as fast as one of {source.type} (not known)"
+        )
+        doubts[text] = _ASSUMED_WIDTH
     if work.shared_seconds:
         doubts["what loader workers share is taken to be as in the profile"] = _STORAGE_WIDTH
     trainer, turns = work.trainer_cpu_seconds / speed, work.turns_cpu_seconds / speed
@@ -120,15 +123,8 @@ def taken_words(taken: TakenElsewhere) -> str:
     """Returns how a profile was scaled to another type."""
     return (
         f"Profile taken elsewhere: on {taken.profiled_on}. Today's type is {taken.taken_as}, where "
-        f"nothing was measured: {_speed_words(taken)}."
+        f"nothing was measured: a vCPU there counts {as_fast(taken.cpu_speed)} as one here."
     )
-
-
-def _speed_words(taken: TakenElsewhere) -> str:
-    text = f"a vCPU there counts {as_fast(taken.cpu_speed)} as one of {taken.profiled_on}, "
-    if taken.cpu_speed_source == "catalog":
-        return f"{text}by the catalog"
-    return f"{text}which is assumed, as its speed is not known (profile.instance_type names a type)"
 
 
 def _cpu_speed(source: Instance, target: Instance) -> tuple[float, CpuSpeedSource]:

@@ -31,10 +31,6 @@ def explain(decision: Decision) -> str:
     outcome = decision.plan.predicted
     if outcome and decision.prices.is_billed and decision.action != "keep":
         lines += wrapped(f"Break-even: {break_even_words(outcome)}.")
-    if decision.measured:
-        lines += wrapped(f"By the {decision.measured}.")
-    if decision.taken_elsewhere:
-        lines += ["", *wrapped(taken_words(decision.taken_elsewhere))]
     lines += ["", *_table(decision)]
     sections = {
         "How it was decided": [
@@ -174,7 +170,12 @@ def table_notes(decision: Decision) -> list[str]:
     outcomes = [plan.predicted for plan in decision.plans if plan.predicted]
     if any(is_whole_longer(each.step_seconds, each.counted_seconds) for each in outcomes):
         notes.append("step: over whole epochs, with their starts and what lies between them.")
-    return [*notes, _prices_words(decision.prices)]
+    notes.append(_prices_words(decision.prices))
+    if decision.measured:
+        notes.append(f"By the {decision.measured}.")
+    if decision.taken_elsewhere:
+        notes.append(taken_words(decision.taken_elsewhere))
+    return notes
 
 
 def _prices_words(prices: Prices) -> str:

@@ -13,7 +13,6 @@ from pathlib import Path
 import jinja2
 from markupsafe import Markup
 
-from stoker.decide.elsewhere import taken_words
 from stoker.decide.explain import (
     advice_words,
     headline,
@@ -173,12 +172,7 @@ def _plans(decision: Decision) -> Block:
         reason = plan.reason if plan.feasible else f"not feasible: {plan.reason}"
         name = Markup("{} <small>{}</small>").format(words, reason)
         rows.append([name, _bar(plan.predicted, longest), *plan_cells(plan, heads)])
-    notes = [f"The limit today: {limit_words(decision.bottleneck)}."]
-    if decision.taken_elsewhere:
-        notes.append(taken_words(decision.taken_elsewhere))
-    if decision.measured:
-        notes.append(f"By the {decision.measured}.")
-    notes += table_notes(decision)
+    notes = [f"The limit today: {limit_words(decision.bottleneck)}.", *table_notes(decision)]
     if more := len(decision.plans) - len(rows):
         notes.append(f"{numbered(more, 'more plan')}: see decision.json.")
     return Block(heads=("plan", "longer is slower", *heads), rows=rows, note=" ".join(notes))

@@ -114,11 +114,6 @@ def judge(run: ReportedRun) -> Verdict:
         is_billed = performance.measured.usd_per_1000_steps is not None
         change = cost_change_words(performance.cost_change, is_billed=is_billed)
         sentences.append(f"{capital(change)}.")
-    if run.training and not run.decision and performance is None:
-        sentences.append(
-            "This run only trained: it has no profile and no decision, so that nothing is known of "
-            "the step before, and no gate was checked."
-        )
     return Verdict(tone, badge, words.rstrip(".") + ".", " ".join(sentences), failure)
 
 
