@@ -70,9 +70,7 @@ def taken_as(
     )
     doubts = {f"profile taken elsewhere: on {source.type}, not on {target.type}": _ELSEWHERE}
     if speed_source == "assumed":
-        text = (
-            f"a vCPU of {target.type} is assumed to be as fast as one of {source.type} (not known)"
-        )
+        text = f"a vCPU of {target.type} is assumed to be as fast as one of {source.type}"
         doubts[text] = _ASSUMED_WIDTH
     if work.shared_seconds:
         doubts["what loader workers share is taken to be as in the profile"] = _STORAGE_WIDTH
@@ -123,7 +121,7 @@ def taken_words(taken: TakenElsewhere) -> str:
     """Returns how a profile was scaled to another type."""
     return (
         f"Profile taken elsewhere: on {taken.profiled_on}. Today's type is {taken.taken_as}, where "
-        f"nothing was measured: a vCPU there counts {as_fast(taken.cpu_speed)} as one here."
+        f"nothing was measured: vCPUs count {as_fast(taken.cpu_speed)} as on {taken.profiled_on}."
     )
 
 

@@ -303,11 +303,6 @@ def _predicted(space: Space, cluster: Cluster, made: Estimate, width: float) -> 
         width: The relative error.
     """
     work = space.work
-    groups = _groups(cluster)
-    price = space.catalog.usd_per_hour(groups)
-    price_today = space.catalog.usd_per_hour(_groups(work.todays))
-    if space.is_billed and None in (price, price_today):
-        return None
     step = seconds = made.step_seconds
     seconds_today = work.measured_seconds
     low, high = step * (1 - width), step * (1 + width)
@@ -328,13 +323,16 @@ def _predicted(space: Space, cluster: Cluster, made: Estimate, width: float) -> 
     # Without a bill CPU-seconds are compared.
     ratio = cpu_seconds / (seconds_today * _capacity(work.todays))
     hours = None if space.total_steps is None else space.total_steps * seconds / 3600
-    if price is not None:
+    if space.is_billed:
+        price = space.catalog.usd_per_hour(_groups(cluster))
+        price_today = space.catalog.usd_per_hour(_groups(work.todays))
+        if not price or not price_today:
+            return None
+        ratio = price / price_today / speedup
         figures["usd_per_hour"] = price
         figures["usd_per_1000_steps"] = seconds * price * 1000 / 3600
         figures["total_usd"] = None if hours is None else hours * price
-        figures["break_even_speedup"] = price / price_today if price_today else None
-        if space.is_billed and price_today:
-            ratio = price / price_today / speedup
+        figures["break_even_speedup"] = price / price_today
     kernel_seconds = made.accelerator_seconds * (1 - work.launch_share)
     return Predicted(
         step_seconds=step,
