@@ -278,9 +278,9 @@ def poll_seconds(default: float, environ: Mapping[str, str] = os.environ) -> flo
     return float(environ.get("STOKER_POLL_SECONDS", default))
 
 
-def named_instance_type(environ: Mapping[str, str] | None = None) -> str | None:
-    env = os.environ if environ is None else environ
-    return env.get("STOKER_INSTANCE_TYPE") or env.get("SM_CURRENT_INSTANCE_TYPE") or None
+def named_instance_type(environ: Mapping[str, str] = os.environ) -> str | None:
+    named = environ.get("STOKER_INSTANCE_TYPE") or environ.get("SM_CURRENT_INSTANCE_TYPE")
+    return named or None
 
 
 def kubeflow_token(environ: Mapping[str, str] = os.environ) -> str:

@@ -55,21 +55,17 @@ def workload_yaml(document: Document) -> str:
     return yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=96)
 
 
-def read_workload(
-    path: Path | str, *, values: Sequence[Path | str] = (), overrides: Sequence[str] = ()
-) -> Workload:
+def read_workload(path: Path | str, *, overrides: Sequence[str] = ()) -> Workload:
     """Reads a workload file, or the JSON document itself: a text that begins with a brace.
 
     A UsageError names file, line and key path, and the nearest key for an unknown one.
 
     Args:
         path: The file, or the document.
-        values: Files with some of a workload's keys, such as prod.yaml, merged into it in order.
-        overrides: `key.path=value`, the value in YAML; `@FILE` is a file of values.
+        overrides: `key.path=value`, the value in YAML; `@FILE` is a file with some of the keys.
     """
     text, source = read_source(path)
     document, places = _mapping(text, source)
-    overrides = [*(f"{VALUES_MARK}{file}" for file in values), *overrides]
     return workload_from(document, overrides=overrides, source=source, places=places)
 
 

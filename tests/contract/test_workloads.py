@@ -46,7 +46,7 @@ def test_mappings_are_merged_and_all_else_replaces(project):
         "name: mnist-prod\ngate:\n- {metric: loss, max: 0.2}\nfeed: {max_errors: 7}\n"
         "cluster: {dnn: {count: 4}}\n",
     )
-    found = read_workload("w.yaml", values=[prod])
+    found = read_workload("w.yaml", overrides=[f"@{prod}"])
     assert found.name == "mnist-prod"
     assert [gate.metric for gate in found.gate] == ["loss"]
     assert (found.feed.max_errors, found.feed.port) == (7, 29610)
@@ -64,7 +64,7 @@ def test_mappings_are_merged_and_all_else_replaces(project):
 )
 def test_errors_name_the_file_and_its_line(project, text, words):
     with pytest.raises(UsageError) as caught:
-        read_workload("w.yaml", values=[write(project, "prod.yaml", text)])
+        read_workload("w.yaml", overrides=[f"@{write(project, 'prod.yaml', text)}"])
     assert words in str(caught.value)
 
 

@@ -460,17 +460,13 @@ class KubernetesSettings(Record, frozen=True, kw_only=True):
         return bare_type(instance_type), NodePool()
 
 
-def is_arm_type(name: str) -> bool:
-    """Whether an instance type of AWS, without `ml.`, runs arm64 images only."""
-    return _ARM_TYPE.match(name) is not None
-
-
 def lacks_arm_image(settings: KubernetesSettings, name: str) -> bool:
     """Whether data pods of a pool would run the dnn hosts' image on arm64 nodes (by labels)."""
     labels = settings.pool_of(name)[1].node_selector or {}
     node_type = str(labels.get("node.kubernetes.io/instance-type", bare_type(name)))
-    is_arm = labels.get("kubernetes.io/arch", is_arm_type(node_type)) in ("arm64", True)
-    return is_arm and settings.data.image is None
+    known = "arm64" if _ARM_TYPE.match(node_type) else ""
+    architecture = labels.get("kubernetes.io/arch", known)
+    return architecture == "arm64" and settings.data.image is None
 
 
 class OnNoCapacity(Record, frozen=True, kw_only=True):

@@ -1,6 +1,5 @@
 """The profile: what a global step of the workload waits for, measured on today's cluster."""
 
-import shlex
 from collections.abc import Sequence
 from datetime import date
 from typing import Literal
@@ -442,11 +441,7 @@ class Profile(Record, frozen=True, kw_only=True):
     def command(self) -> list[str]:
         """Words of the profiled command; empty: not known."""
         command = self.what.get("command")
-        if isinstance(command, list):
-            return [str(word) for word in command]
-        if isinstance(command, str):
-            return shlex.split(command)
-        return []
+        return [str(word) for word in command] if isinstance(command, list) else []
 
 
 def is_beyond_telling(busy: float, *, vcpus: float) -> bool:

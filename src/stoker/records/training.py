@@ -114,11 +114,8 @@ class GroupSpending(Record, frozen=True, kw_only=True):
     @property
     def made_words(self) -> str:
         """What it made and cost: `the data group made 0 of 1,240 batches, $3.10`."""
-        name = "data group"
-        if self.group != "data":
-            name += f" {self.group}"
         all_batches = numbered(self.all_batches or 0, "batch", "batches")
-        words = f"the {name} made {self.batches or 0:,} of {all_batches}"
+        words = f"the {self.group} group made {self.batches or 0:,} of {all_batches}"
         if self.usd is None:
             return words
         return f"{words}, {usd(self.usd)}"

@@ -44,8 +44,6 @@ SAME_COST = (
     *("seed", "random_seed", "run_name", "run_id", "experiment_name"),
 )
 _MANAGED = r"arn:aws[a-z-]*:sagemaker:[a-z0-9-]*:[0-9]{12}:mlflow-[a-zA-Z-]*/.*"
-# How a record is made again.
-_VERBS = {"profile": "profile", "decision": "decide", "training": "train"}
 # Of a pipeline's run id, in the names of the run's jobs.
 _ID_CHARACTERS = 8
 
@@ -381,11 +379,8 @@ def own_keys(keys: Mapping[str, str] | None, *, is_elsewhere: bool) -> dict[str,
     }
 
 
-RecordKind = Literal["profile", "decision", "training"]
-
-
 def refuse_foreign(
-    kind: RecordKind,
+    kind: str,
     keys: Mapping[str, str] | None,
     *,
     workload: "Workload",
@@ -414,7 +409,7 @@ def refuse_foreign(
         raise UsageError(
             f"the {kind} was made for another workload: {'; '.join(differing)}",
             where=where or kind,
-            fix=fix or f"use this workload's {kind}, or make it: stoker {_VERBS[kind]}",
+            fix=fix or f"use this workload's {kind}, or make it again",
         )
 
 
