@@ -137,7 +137,7 @@ def put_outputs(aws_server: Any, files: Mapping[str, str]) -> None:
 
 
 def test_what_is_sent_has_the_patch_and_a_secrets_address_and_is_what_the_service_takes(
-    start, service
+    start, service, aws_server
 ):
     patch = {
         "Tags": [{"Key": "team", "Value": "vision"}],
@@ -159,7 +159,9 @@ def test_what_is_sent_has_the_patch_and_a_secrets_address_and_is_what_the_servic
     assert {"Key": "team", "Value": "vision"} in sent["Tags"]
     assert sent["ResourceConfig"]["VolumeSizeInGB"] == 321
     assert sent["EnableInterContainerTrafficEncryption"] is True
-    assert arn in json.dumps(sent["Environment"])
+    key = f"out/{NAME}/stoker_token/run.json"
+    run = aws_server.client("s3").get_object(Bucket=BUCKET, Key=key)["Body"].read()
+    assert json.loads(run)["secrets"]["API_KEY"]["arn"] == arn
     assert "API_KEY" not in sent["Environment"]
 
 
