@@ -5,7 +5,7 @@ JSON document (--executor-input). Its workload is whole: nothing is set in a ste
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -17,9 +17,6 @@ from stoker.cli.options import (
     Report,
     WorkloadIfAny,
 )
-
-if TYPE_CHECKING:
-    from stoker.records import Profile
 
 app = typer.Typer()
 Name = Annotated[str | None, typer.Option(metavar="NAME", help="Name of its job.")]
@@ -51,9 +48,7 @@ def profile(
     from stoker.pipelines.kubeflow import workload_text
     from stoker.profile import explain
     from stoker.records import write_json
-    from stoker.run.advising import measure, profile_of_run
-    from stoker.run.cost import todays_cluster
-    from stoker.run.folders import run_dir_of
+    from stoker.run.advising import profile_of_run
     from stoker.run.outputs import deliver, read_step
     from stoker.run.workloads import read_with_params
 
@@ -62,21 +57,9 @@ def profile(
     record = read_with_params(workload or step.workload, overrides=(), params=params)
     if resolved:
         write_json(resolved, record)
-    name = name or step.run_name(record)
-
-    def measured() -> "Profile":
-        return measure(
-            record,
-            cluster=todays_cluster(record),
-            run_dir=run_dir_of(record, name=name and f"{name}-profile", kind="profile"),
-            may_go_on=bool(name),
-            is_alone=True,
-            assume_yes=True,
-        )
-
     given = str(run_values(params, workload=record).get("reuse_profile", ""))
     deliver(
-        profile_of_run(record, given=given, measure=measured),
+        profile_of_run(record, given=given, name=name or step.run_name(record)),
         out=out,
         step=step,
         explain=explain,

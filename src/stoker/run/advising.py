@@ -1,6 +1,6 @@
 """The profile of a run (given to it, kept, or measured now), and the decision that it leads to."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
@@ -31,7 +31,8 @@ from stoker.records import (
 )
 from stoker.records.base import mapping, text
 from stoker.records.workload import own_keys, refuse_foreign
-from stoker.run.cost import confirm, parse_groups
+from stoker.run.cost import confirm, parse_groups, todays_cluster
+from stoker.run.folders import run_dir_of
 from stoker.run.outputs import KubeflowStep, deliver
 from stoker.run.progress import Follow
 from stoker.run.workloads import is_file_of_workload, read_with_params
@@ -97,13 +98,13 @@ def measure(
         )
 
 
-def profile_of_run(workload: Workload, *, given: str, measure: Callable[[], Profile]) -> Profile:
+def profile_of_run(workload: Workload, *, given: str, name: str | None) -> Profile:
     """Returns the profile of a pipeline's run: the given one, a kept one, or a measured one.
 
     Args:
         workload: With the values of the run's parameters.
         given: The parameter reuse_profile; empty: none is given.
-        measure: Measures; what it returns is kept.
+        name: Name of the run, by which a later attempt finds its job.
     """
     kept = kept_profiles(workload)
     found = kept.find() if kept else None
@@ -118,7 +119,14 @@ def profile_of_run(workload: Workload, *, given: str, measure: Callable[[], Prof
     if found:
         say(f"nothing is run: {'; '.join(age_of(found)) or 'the profile is given'}")
         return found
-    found = measure()
+    found = measure(
+        workload,
+        cluster=todays_cluster(workload),
+        run_dir=run_dir_of(workload, name=name and f"{name}-profile", kind="profile"),
+        may_go_on=bool(name),
+        is_alone=True,
+        assume_yes=True,
+    )
     if kept:
         kept.keep(found)
     return found

@@ -26,7 +26,7 @@ from stoker.records import (
     write_json,
     write_text,
 )
-from stoker.records.base import item_at, mapping, mappings, text
+from stoker.records.base import item_at, mappings, text
 from stoker.records.outcome import outcome_of, outcome_of_gates
 from stoker.run.folders import RunFiles
 from stoker.run.outputs import NO_STEP, KubeflowStep, deliver
@@ -168,20 +168,14 @@ def champion_quality(aws: Aws, group: str) -> dict[str, float] | None:
         return None
     name = text(models[0], "ModelPackageArn")
     package = aws.call("sagemaker", "DescribeModelPackage", ModelPackageName=name)
-    uri = text(package, "ModelMetrics", "ModelQuality", "Statistics", "S3Uri")
+    uri = text(package, "CustomerMetadataProperties", "stoker-evaluation")
     if not uri:
         raise PlatformError(
-            f"the approved model {name} has no metrics to compare with",
+            f"the approved model {name} has no evaluation to compare with",
             where=f"model package group {group}",
             fix="approve a model that stoker's pipeline registered, or write numbers into the gate",
         )
-    # As `model_quality` writes it: metrics by their kind.
-    quality: dict[str, float] = {}
-    for metrics in mapping(json.loads(aws.read_object(uri))).values():
-        for metric, document in mapping(metrics).items():
-            if isinstance(value := item_at(document, "value"), int | float):
-                quality[metric] = float(value)
-    return quality
+    return read_json(aws.read_text(uri), Evaluation).numbers
 
 
 def pass_gate(evaluation_file: Path, *, champions: str) -> None:
