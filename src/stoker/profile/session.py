@@ -427,7 +427,7 @@ class Session:
         result.inventory = take_inventory(given=self._wanted.instance_type)
         try:
             seconds = min(_MOST_PARTS_SECONDS, _PARTS_SHARE * self._budget)
-            result.transforms = measure_parts(loader, seconds=seconds, iterate=self._iterate)
+            result.transforms = tuple(measure_parts(loader, seconds=seconds))
         except Exception as err:
             # A process edge: the dataset is the user's.
             self._result.notes.append(
