@@ -73,16 +73,6 @@ def cpu_quota() -> float | None:
     return min(filter(None, map(group_quota, groups_of("cpu"))), default=None)
 
 
-def limiting_group() -> Path | None:
-    """Returns the group whose quota, or pod's request, is below this process's affinity."""
-    groups = groups_of("cpu")
-    limits = [(group_quota(group) or math.inf, group) for group in groups]
-    limits += [(requested_vcpus() or math.inf, group) for group in groups[:1]]
-    # The first of several with the same.
-    quota, group = min(limits, key=lambda limit: limit[0], default=(math.inf, None))
-    return group if quota < num_cpus() else None
-
-
 def group_quota(folder: Path) -> float | None:
     words = " ".join(_lines(folder / "cpu.max")).split()
     if not words:

@@ -16,9 +16,10 @@ import psutil
 from stoker.host.machine import (
     group_cpu_seconds,
     groups_of,
-    limiting_group,
+    num_cpus,
     number_in,
     numbers_in,
+    vcpu_capacity,
 )
 
 
@@ -55,11 +56,12 @@ def children_cpu_seconds() -> float:
 def machine_cpu_seconds() -> float:
     """Returns CPU-seconds of all processes on the vCPUs of this one.
 
-    Where a control group's quota limits this process, only that group counts; if the kernel does
-    not count it, this process and those below it.
+    Where a quota or its pod's request limits this process, only its group counts; if the kernel
+    does not count it, this process and those below it.
     """
-    if group := limiting_group():
-        return group_cpu_seconds(group) or time.process_time() + children_cpu_seconds()
+    if vcpu_capacity() < num_cpus():
+        own = [group_cpu_seconds(group) for group in groups_of("cpu")[:1]]
+        return next(filter(None, own), time.process_time() + children_cpu_seconds())
     times = psutil.cpu_times(percpu=True)
     allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(len(times))
     busy = 0.0
@@ -71,8 +73,6 @@ def machine_cpu_seconds() -> float:
     return busy
 
 
-_MEMINFO = Path("/proc/meminfo")
-_KIB = 1024
 # Version 2 and version 1 of cgroups; above the last the kernel slows the processes of a group.
 _LIMITS = (("memory.max", "memory.limit_in_bytes"), ("memory.high",))
 _USED = ("memory.current", "memory.usage_in_bytes")
@@ -101,18 +101,17 @@ class MemoryUse:
         return self.used_bytes / self.limit_bytes
 
 
-def memory_use() -> MemoryUse | None:
+def memory_use() -> MemoryUse:
     """Returns the use that is nearest to its limit, of all cgroups and of the machine.
 
-    Reads a few small files (0.1 to 0.2 ms). None: nothing is known.
+    Reads a few small files (0.1 to 0.2 ms).
     """
-    return max(_uses(), key=lambda use: use.share, default=None)
+    return max(_uses(), key=lambda use: use.share)
 
 
-def room_bytes(available_bytes: int) -> int:
-    """Returns what may still be used before a limit, and no more than the machine has available."""
-    rooms = (max(0, use.limit_bytes - use.used_bytes) for use in _uses())
-    return min(available_bytes, *rooms)
+def room_bytes() -> int:
+    """Returns what may still be used before a limit."""
+    return max(0, min(use.limit_bytes - use.used_bytes for use in _uses()))
 
 
 def _uses() -> Iterator[MemoryUse]:
@@ -125,7 +124,5 @@ def _uses() -> Iterator[MemoryUse]:
             files = sum(sizes.get(f"total_{name}", sizes.get(name, 0)) for name in _FILES)
             used = max(0, used - files - sizes.get(_DROPPABLE_KERNEL_MEMORY, 0))
             yield from (MemoryUse(used, limit, is_cgroups=True) for limit in limits)
-    machine = numbers_in(_MEMINFO)
-    total = machine.get("MemTotal", 0) * _KIB
-    if total and "MemAvailable" in machine:
-        yield MemoryUse(total - machine["MemAvailable"] * _KIB, total, is_cgroups=False)
+    machine = psutil.virtual_memory()
+    yield MemoryUse(machine.total - machine.available, machine.total, is_cgroups=False)

@@ -61,11 +61,9 @@ class MemoryWatch:
         self._kills_before = machine.num_memory_kills() or 0
         self._highest: MemoryUse | None = None
 
-    def look(self) -> MemoryPeak | None:
-        """Returns what was highest so far, and the use now; None: nothing is known."""
+    def look(self) -> MemoryPeak:
+        """Returns what was highest so far, and the use now."""
         now = memory_use()
-        if now is None:
-            return None
         # By share, as the nearest limit may be another one later.
         if self._highest is None or now.share > self._highest.share:
             self._highest = now

@@ -14,7 +14,6 @@ import time
 from collections.abc import Sequence
 from statistics import median
 
-import psutil
 import torch
 
 from stoker.host.usage import room_bytes
@@ -74,7 +73,7 @@ def bursts_of(
 
 def room_for(batch: BatchFacts, *, has_workers: bool) -> int:
     """Returns how many batches of that size memory and open files have room for."""
-    room = min(_MOST_BYTES, room_bytes(psutil.virtual_memory().available) // _PART)
+    room = min(_MOST_BYTES, room_bytes() // _PART)
     most = _MOST
     if has_workers:
         with contextlib.suppress(OSError):
