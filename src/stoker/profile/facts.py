@@ -142,8 +142,8 @@ def facts_of(
 _FIRMWARE = Path("/sys/class/dmi/id")
 
 
-def take_inventory(*, given: str | None = None) -> Inventory:
-    """Returns the equipment of this host; a `given` type is the user's."""
+def take_inventory() -> Inventory:
+    """Returns the equipment and type of this host."""
     # Accelerators that this process may use.
     has_cuda = torch.cuda.is_available()
     vendor, product = (_text_of(_FIRMWARE / name) for name in ("sys_vendor", "product_name"))
@@ -151,7 +151,7 @@ def take_inventory(*, given: str | None = None) -> Inventory:
     return Inventory(
         accelerators=torch.cuda.device_count() if has_cuda else None,
         accelerator_model=torch.cuda.get_device_name(0) if has_cuda else None,
-        instance_type=given if given and given != "auto" else named_instance_type() or of_host,
+        instance_type=named_instance_type() or of_host,
     )
 
 

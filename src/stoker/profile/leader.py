@@ -87,7 +87,7 @@ def launch_profile(command: Sequence[str], environ: Mapping[str, str]) -> int:
         write_json(output / FILE, profile)
         if settings.profile_file:
             for name in files:
-                _keep(output / name, settings.profile_file.with_name(name))
+                keep_file(output / name, settings.profile_file.with_name(name))
         return 0
     except StokerError as err:
         files = [FAILURE_FILE]
@@ -129,7 +129,8 @@ def _run(command: Sequence[str], environ: Mapping[str, str], *, seconds: float) 
         timer.cancel()
 
 
-def _keep(file: Path | None, copy: Path) -> None:
+def keep_file(file: Path | None, copy: Path) -> None:
+    """Copies a file, if it is there."""
     if file is not None and file.is_file():
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file, copy)
@@ -172,7 +173,7 @@ def _profile_of(
         wanted = settings.profile
         what = {"when": now_utc()}
         profile = combine(ranks, group=group, settings=wanted, what=what, gpus=record.gpus)
-        _keep(output / intervals.FILE, output / intervals.BASELINE_FILE)
+        keep_file(output / intervals.FILE, output / intervals.BASELINE_FILE)
     else:
         files = sorted(output.glob("seen-*.json"))
         seen = [msgspec.json.decode(each.read_bytes(), type=ProcessReport) for each in files]
@@ -181,7 +182,7 @@ def _profile_of(
             raise why_unmeasured(ranks, seen, seconds=seconds, has_passed=has_passed)
         profile = timed
         file = timeline.FILE
-    _keep(longest_waiting_file(output, file=file), output / TIMELINE_FILE)
+    keep_file(longest_waiting_file(output, file=file), output / TIMELINE_FILE)
     return profile
 
 

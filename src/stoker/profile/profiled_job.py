@@ -1,6 +1,5 @@
 """The profile component: submits the profiled job, follows it, and fetches its profile."""
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -12,7 +11,7 @@ from stoker.figures import intervals
 from stoker.host.processes import git_state
 from stoker.logs import now_utc
 from stoker.platforms.base import JobEnd, JobSpec, LogLine, Platform, Run, leave_or_stop
-from stoker.profile.leader import FILE, TIMELINE_FILE
+from stoker.profile.leader import FILE, TIMELINE_FILE, keep_file
 from stoker.profile.unmeasured import read_reason
 from stoker.records import Cluster, Group, Profile, Workload, read_json
 
@@ -78,9 +77,7 @@ def profile(
     if interrupt and not verdict_on_interrupt:
         raise interrupt
     for file in (TIMELINE_FILE, intervals.BASELINE_FILE):
-        if (output / file).is_file():
-            run_dir.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(output / file, run_dir / file)
+        keep_file(output / file, run_dir / file)
     record = read_json(output / FILE, Profile)
     return msgspec.structs.replace(
         record,

@@ -94,7 +94,6 @@ class Session:
     def __init__(self, settings: ProcessSettings, *, folder: Path, iterate: Iterate) -> None:
         assert settings.profile is not None
         self._settings = settings
-        self._wanted = settings.profile
         self._budget = settings.profile.budget_seconds
         self._folder = folder
         self._iterate = iterate
@@ -201,18 +200,18 @@ class Session:
         loader = self._epoch.loader
         # A script may find out its rank late.
         self._ranks = ranks = Ranks(self._settings, folder=self._folder)
-        self._result = result = RankResult(
+        self._result = RankResult(
             rank=ranks.rank,
             world_size=ranks.world_size,
             host=ranks.host,
             vcpus=vcpu_capacity(),
+            num_workers=loader.num_workers,
+            pin_memory=loader.pin_memory,
+            persistent_workers=loader.persistent_workers,
+            loader=loader_of(loader),
         )
         self._timeline_file = self._folder / BASELINE_TIMELINE.format(rank=ranks.rank)
         self._timeline = Timeline(self._timeline_file)
-        result.num_workers = loader.num_workers
-        result.pin_memory = loader.pin_memory
-        result.persistent_workers = loader.persistent_workers
-        result.loader = loader_of(loader)
         # Its first batch was made before: some parts are made with that.
         self._early = early_digests(loader)
         self._prefetched = loader.num_workers * (loader.prefetch_factor or 2)
@@ -424,7 +423,7 @@ class Session:
             return
         failure = "" if loader.num_workers or result.drains else next(iter(failed.values()), "")
         result.loader = facts_of(loader, before=self._early, failure=failure)
-        result.inventory = take_inventory(given=self._wanted.instance_type)
+        result.inventory = take_inventory()
         try:
             seconds = min(_MOST_PARTS_SECONDS, _PARTS_SHARE * self._budget)
             result.transforms = tuple(measure_parts(loader, seconds=seconds))
