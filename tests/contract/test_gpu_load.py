@@ -64,6 +64,6 @@ def test_a_run_of_one_host_has_its_gpus_load_in_all_places(tmp_path):
     assert other.utilization is not None
     assert other.utilization == 0.0
     rows = read_intervals(output / "metrics.jsonl")
-    assert {gpu.number for row in rows for gpu in row.gpus} == {"0", "1"}
+    assert {gpu.index for row in rows for gpu in row.gpus} == {0, 1}
     assert read_intervals(tmp_path / "run" / "metrics.jsonl") == rows
     assert events(log, "gpu_load_unread") == []

@@ -22,7 +22,7 @@ from stoker.feed.engine import (
 # After one that it would not (a limit that grew, say): the new digests alone.
 PINNED = {
     "version": 30,
-    "messages": "132967dbed8f37b8",
+    "messages": "469b10a10fa6d715",
     "batches": "b04931c603a0bcea",
     "pickles": "59411247c1c81e07",
 }

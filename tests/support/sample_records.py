@@ -8,7 +8,6 @@ import msgspec
 from stoker.figures.intervals import GpuRate, Interval
 from stoker.figures.measured import gpu_loads
 from stoker.figures.progress import StepProgress
-from stoker.host.gpus import Gpu
 from stoker.records import (
     Action,
     Advice,
@@ -230,7 +229,8 @@ def with_gpus(folder: Path, *, seconds: int = 300) -> dict[str, object]:
             rates = [
                 GpuRate(
                     host="algo-1",
-                    number=str(number),
+                    index=number,
+                    model="NVIDIA H100 80GB HBM3",
                     utilization=share * (second >= 20) * (number == 0),
                     memory_bytes=12.5e9,
                 )
@@ -248,9 +248,7 @@ def with_gpus(folder: Path, *, seconds: int = 300) -> dict[str, object]:
             )
         file = folder / f"{name}.jsonl"
         file.write_bytes(msgspec.json.Encoder().encode_lines(rows))
-        model = "NVIDIA H100 80GB HBM3"
-        gpus = {str(n): Gpu(index=n, uuid=f"GPU-{n}", model=model) for n in range(2)}
-        loads.append(gpu_loads(rows, {"algo-1": gpus}))
+        loads.append(gpu_loads(rows))
         if name == "intervals":
             found[name] = file
     before, after = loads

@@ -9,7 +9,6 @@ from stoker.figures.intervals import GpuRate, Interval
 from stoker.figures.measured import gpu_loads
 from stoker.figures.progress import StepProgress
 from stoker.host.gpus import (
-    Gpu,
     GpuReader,
     GpusUnreadError,
     visible_gpus,
@@ -47,19 +46,18 @@ def test_visible_gpus_are_those_of_cuda(text, indices):
 
 def test_a_look_has_all_figures_in_their_units(monkeypatch):
     (state,) = reader(monkeypatch, FakeNvml(FakeGpu())).look()
-    assert (state.gpu.number, state.gpu.model) == ("0", "NVIDIA H100 80GB HBM3")
-    assert state.gpu.memory_total_bytes == 80 << 30
-    sample = state.sample
-    assert (sample.utilization, sample.memory_bytes) == (0.28, 12 << 30)
+    assert (state.index, state.model) == (0, "NVIDIA H100 80GB HBM3")
+    assert state.memory_total_bytes == 80 << 30
+    assert (state.utilization, state.memory_bytes) == (0.28, 12 << 30)
 
 
 def test_what_a_gpu_refuses_is_not_known(monkeypatch):
     gpu = FakeGpu(refuses={"nvmlDeviceGetMemoryInfo": 3}, lost_after=1)
     found = reader(monkeypatch, FakeNvml(gpu))
     (state,) = found.look()
-    assert (state.sample.memory_bytes, state.sample.utilization) == (None, 0.28)
+    assert (state.memory_bytes, state.utilization) == (None, 0.28)
     (state,) = found.look()
-    assert state.sample.utilization is None
+    assert state.utilization is None
 
 
 def test_why_no_gpu_can_be_read_is_said(monkeypatch):
@@ -69,21 +67,18 @@ def test_why_no_gpu_can_be_read_is_said(monkeypatch):
         reader(monkeypatch, FakeNvml(FakeGpu()), visible="")
 
 
-H100 = Gpu(index=0, uuid="GPU-1", model="NVIDIA H100 80GB HBM3", memory_total_bytes=80 << 30)
-
-
 def row(start, *, has_steps, **figures):
     steps = StepProgress(steps=1, step_seconds=0.1, wait_seconds=0.0)
     return Interval(
         start_seconds=start,
         seconds=2.0,
         steps=steps if has_steps else None,
-        gpus=(GpuRate(host="algo-1", number="0", **figures),),
+        gpus=(GpuRate(host="algo-1", index=0, **figures),),
     )
 
 
 def load(rows):
-    (found,) = gpu_loads(rows, {"algo-1": {"0": H100}})
+    (found,) = gpu_loads(rows)
     return found
 
 

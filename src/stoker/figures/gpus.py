@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from stoker.host.gpus import Gpu, GpuReader, GpuSample, GpuState, GpusUnreadError, has_devices
+from stoker.host.gpus import GpuReader, GpuState, GpusUnreadError, has_devices
 from stoker.logs import EventName, Log
 from stoker.units import known_mean
 
@@ -28,7 +28,7 @@ class GpuLog:
     def __init__(self, *, environ: Mapping[str, str], log: Log) -> None:
         self._environ = environ
         self._log = log
-        self._samples: dict[Gpu, list[GpuSample]] = {}
+        self._looks: dict[int, list[GpuState]] = {}
         self._lock = threading.Lock()
         self._is_closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="gpus", daemon=True)
@@ -36,9 +36,9 @@ class GpuLog:
     def take(self) -> tuple[GpuState, ...]:
         """Returns the means of each GPU's samples since the last call."""
         with self._lock:
-            samples = self._samples
-            self._samples = {}
-        return tuple(GpuState(gpu=gpu, sample=_mean(looks)) for gpu, looks in samples.items())
+            looks = self._looks
+            self._looks = {}
+        return tuple(_mean(states) for states in looks.values())
 
     def start(self) -> None:
         self._thread.start()
@@ -60,11 +60,13 @@ class GpuLog:
         while not self._is_closing.wait(_LOOK_SECONDS):
             with self._lock:
                 for state in reader.look():
-                    self._samples.setdefault(state.gpu, []).append(state.sample)
+                    self._looks.setdefault(state.index, []).append(state)
         reader.close()
 
 
-def _mean(samples: Sequence[GpuSample]) -> GpuSample:
-    names = GpuSample.__struct_fields__
-    means = {name: known_mean(getattr(sample, name) for sample in samples) for name in names}
-    return msgspec.convert(means, GpuSample)
+def _mean(looks: Sequence[GpuState]) -> GpuState:
+    return msgspec.structs.replace(
+        looks[-1],
+        utilization=known_mean(look.utilization for look in looks),
+        memory_bytes=known_mean(look.memory_bytes for look in looks),
+    )

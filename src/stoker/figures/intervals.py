@@ -8,7 +8,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -22,7 +22,7 @@ from stoker.figures.progress import (
     RunSteps,
     StepProgress,
 )
-from stoker.host.gpus import Gpu, GpuState
+from stoker.host.gpus import GpuState
 from stoker.logs import EventName, Log, LogEvent
 from stoker.units import known_mean
 
@@ -89,20 +89,10 @@ class HostRate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return min(1.0, self.busy_workers / self.workers)
 
 
-class GpuRate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Means of one GPU over the interval; None: the driver does not tell.
-
-    Attributes:
-        host: Name of its host.
-        number: The GPU there.
-        utilization: Share of the time in which a kernel ran, 0 to 1.
-        memory_bytes: Memory in use.
-    """
+class GpuRate(GpuState, frozen=True, kw_only=True, omit_defaults=True):
+    """Means of one GPU over the interval; `host` is the name of its host."""
 
     host: str
-    number: str
-    utilization: Figure | None = None
-    memory_bytes: Figure | None = None
 
 
 class Interval(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -294,9 +284,6 @@ class IntervalLog:
         gpu_means: Of each dnn host's GPUs since the last call, by host.
         memory: Of each host now, by its name.
         spent_usd: Dollars so far.
-
-    Attributes:
-        gpus: All GPUs that were seen, by host.
     """
 
     path: Path
@@ -307,7 +294,6 @@ class IntervalLog:
     memory: Callable[[], dict[str, MemoryPeak]] = dict
     spent_usd: Callable[[], float | None] = lambda: None
     clock: Callable[[], float] = time.monotonic
-    gpus: dict[str, dict[str, Gpu]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         # An earlier attempt's rows are not this one's.
@@ -362,9 +348,7 @@ class IntervalLog:
     def _gpu_rates(self) -> Iterable[GpuRate]:
         for host, states in self.gpu_means().items():
             for state in states:
-                number = state.gpu.number
-                self.gpus.setdefault(host, {})[number] = state.gpu
-                yield GpuRate(host=host, number=number, **msgspec.structs.asdict(state.sample))
+                yield GpuRate(host=host, **msgspec.structs.asdict(state))
 
     def _write(self, interval: Interval) -> None:
         row = msgspec.json.encode(interval).decode()

@@ -22,7 +22,6 @@ from stoker.feed.timeline import (
 )
 from stoker.figures.intervals import GpuRate, Interval
 from stoker.figures.progress import ProgressByRank
-from stoker.host.gpus import Gpu
 from stoker.records import GpuLoad, Measured, Spread
 from stoker.records.profile import GpuLoads
 from stoker.units import wait_share
@@ -113,26 +112,21 @@ def spread_of(values: Sequence[float]) -> Spread:
     return Spread(low=low, high=high, samples=len(values))
 
 
-def gpu_loads(intervals: Sequence[Interval], gpus: Mapping[str, Mapping[str, Gpu]]) -> GpuLoads:
-    """Returns the loads of a run's GPUs in the intervals with steps.
-
-    Args:
-        intervals: The run's rows.
-        gpus: Its GPUs, by host and number.
-    """
+def gpu_loads(intervals: Sequence[Interval]) -> GpuLoads:
+    """Returns the loads of a run's GPUs in the intervals with steps."""
     # The first one has the script's start in it.
     stepping = [interval for interval in intervals if interval.steps][1:]
-    rows = defaultdict[tuple[str, str], list[tuple[float, GpuRate]]](list)
+    rows = defaultdict[tuple[str, int], list[tuple[float, GpuRate]]](list)
     for interval in stepping:
         for rate in interval.gpus:
-            rows[rate.host, rate.number].append((interval.seconds, rate))
+            rows[rate.host, rate.index].append((interval.seconds, rate))
     loads = []
-    for (host, number), of_gpu in rows.items():
-        gpu = gpus[host][number]
+    for of_gpu in rows.values():
+        _, gpu = of_gpu[-1]
         busy = ((seconds, rate.utilization) for seconds, rate in of_gpu)
         memory = ((seconds, rate.memory_bytes) for seconds, rate in of_gpu)
         load = GpuLoad(
-            host=host,
+            host=gpu.host,
             index=gpu.index,
             model=gpu.model,
             memory_total_bytes=gpu.memory_total_bytes,

@@ -23,36 +23,19 @@ _MAX_TEXT = 200
 _DriverText = Annotated[str, msgspec.Meta(min_length=1, max_length=_MAX_TEXT)]
 
 
-class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A GPU; `index` is NVML's."""
-
-    index: Annotated[int, msgspec.Meta(ge=0, le=4096)]
-    uuid: _DriverText
-    model: _DriverText | None = None
-    memory_total_bytes: Annotated[int, msgspec.Meta(ge=0)] | None = None
-
-    @property
-    def number(self) -> str:
-        """The GPU on its host."""
-        return str(self.index)
-
-
-class GpuSample(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One look at a GPU; None: it does not tell.
+class GpuState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A GPU, and its load at one look or over some; None: it does not tell.
 
     Attributes:
+        index: NVML's.
         utilization: Share of the last sixth of a second to second (by model) in which a kernel ran.
     """
 
+    index: Annotated[int, msgspec.Meta(ge=0, le=4096)]
+    model: _DriverText | None = None
+    memory_total_bytes: Annotated[int, msgspec.Meta(ge=0)] | None = None
     utilization: _BusyShare | None = None
     memory_bytes: _Amount | None = None
-
-
-class GpuState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A GPU and its latest sample."""
-
-    gpu: Gpu
-    sample: GpuSample
 
 
 class GpusUnreadError(Exception):
@@ -106,19 +89,18 @@ class GpuReader:
         except Exception as err:  # of the driver's library, whatever it raises
             raise GpusUnreadError(f"NVML: {err}") from None
         visible = environ.get(_VISIBLE)
-        self._handles: dict[Gpu, object] = {}
+        self._gpus: list[tuple[GpuState, object]] = []
         for index in visible_gpus(visible, uuids):
             handle = handles[index]
             model = _answer(nvml.nvmlDeviceGetName, handle)
             memory = _answer(nvml.nvmlDeviceGetMemoryInfo, handle)
-            gpu = Gpu(
+            gpu = GpuState(
                 index=index,
-                uuid=uuids[index],
                 model=_text(model) if model else None,
                 memory_total_bytes=int(memory.total) if memory else None,
             )
-            self._handles[gpu] = handle
-        if not self._handles:
+            self._gpus.append((gpu, handle))
+        if not self._gpus:
             raise GpusUnreadError(f"{_VISIBLE}={visible!r} names none")
 
     def close(self) -> None:
@@ -130,14 +112,15 @@ class GpuReader:
         """Returns a sample of each GPU; what one does not tell, or not any more, is None."""
         nvml = self._nvml
         states: list[GpuState] = []
-        for gpu, handle in self._handles.items():
+        for gpu, handle in self._gpus:
             rates = _answer(nvml.nvmlDeviceGetUtilizationRates, handle)
             memory = _answer(nvml.nvmlDeviceGetMemoryInfo, handle)
-            sample = GpuSample(
+            state = msgspec.structs.replace(
+                gpu,
                 utilization=min(1.0, rates.gpu / 100) if rates else None,
                 memory_bytes=float(memory.used) if memory else None,
             )
-            states.append(GpuState(gpu=gpu, sample=sample))
+            states.append(state)
         return states
 
 

@@ -79,7 +79,7 @@ class Limits:
 
     def gpu_loads(self) -> GpuLoads:
         """Returns the loads of all dnn hosts' GPUs, from the rows of the run."""
-        return gpu_loads(read_intervals(self._intervals.path), self._intervals.gpus)
+        return gpu_loads(read_intervals(self._intervals.path))
 
     def peaks(self) -> dict[str, MemoryPeak]:
         """Returns the highest use of each host's memory, and the use now."""
