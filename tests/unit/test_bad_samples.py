@@ -129,7 +129,7 @@ def test_too_many_are_an_error_that_names_them(tmp_path):
     with pytest.raises(FeedError) as caught:
         values_of(DataLoader(Numbers((0, 5, 9)), batch_size=4), process)
     assert caught.value.what.startswith(
-        "3 of 12 samples of this epoch are bad, feed.max_errors is 2 samples: "
+        "3 of 12 samples of this epoch are bad, and feed.max_errors (2) allows 2: "
     )
     assert "5 (ValueError: cannot decode file 5)" in caught.value.what
     assert FILE in caught.value.where

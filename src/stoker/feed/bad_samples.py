@@ -33,16 +33,15 @@ def check_limit(
         most: `feed.max_errors`: a number, or below 1 a share of the epoch's samples.
         where: The rank, and where the list of bad samples is.
     """
-    limit, allowed = f"{most:.0f} samples", most
+    allowed = most
     if most < 1:
-        whole = max(samples, epoch_samples, _MIN_SAMPLES)
         # 0.29 of 100 are 28.999999999999996 as computers multiply.
-        limit, allowed = f"{most:g} of {whole}", round(most * whole, 6)
+        allowed = round(most * max(samples, epoch_samples, _MIN_SAMPLES), 6)
     if len(bad) > allowed:
         named = [f"{one.index} ({one.error}: {one.text[:80]})" for one in bad[:_MAX_NAMED]]
         raise FeedError(
-            f"{len(bad)} of {samples} samples of this epoch are bad, feed.max_errors is {limit}: "
-            f"{'; '.join(named)}",
+            f"{len(bad)} of {samples} samples of this epoch are bad, and feed.max_errors "
+            f"({most:g}) allows {allowed:g}: {'; '.join(named)}",
             where=where,
             fix="mend these samples or take them out of the dataset, or raise feed.max_errors",
         )

@@ -32,7 +32,6 @@ class Remote(DatasetFactory):
         # The dataset, where it was built here.
         self._built: list[object] = []
         self._facts: Facts | None = None
-        self._is_asking = False
 
     def build(self) -> object:
         """Returns the dataset, built once; raises UsageError if it cannot be imported."""
@@ -54,11 +53,7 @@ class Remote(DatasetFactory):
         Waits for the first data host, as the first batch would, and raises what that would.
         """
         if self._facts is None:
-            self._is_asking = True
-            try:
-                self._facts = facts_of(self.build()) if self._built else _ask_facts(self)
-            finally:
-                self._is_asking = False
+            self._facts = facts_of(self.build()) if self._built else _ask_facts(self)
         return self._facts
 
     def __len__(self) -> int:
@@ -77,9 +72,6 @@ class Remote(DatasetFactory):
     # torch uses isinstance to tell iterable datasets.
     @property  # type: ignore[misc]
     def __class__(self) -> type:
-        # Asked by the pickling of the request itself.
-        if self._is_asking:
-            return Remote
         from torch.utils.data import IterableDataset
 
         return IterableDataset if self.facts().is_iterable else Remote

@@ -71,14 +71,22 @@ class PreservedRandomStates:
             write_state(generator, state)
 
 
-def seed_as_torch(base_seed: int, worker_id: int) -> int:
-    """Sets the states as torch's worker loop does at its start; returns the worker's seed."""
-    seed = base_seed + worker_id
-    random.seed(seed)
-    torch.default_generator.manual_seed(seed & _MASK)
+def seed_as_torch(base_seed: int, worker_id: int) -> None:
+    """Sets the states as torch's worker loop does at its start."""
+    random.seed(base_seed + worker_id)
+    torch.default_generator.manual_seed((base_seed + worker_id) & _MASK)
     words = torch_worker._generate_state(base_seed, worker_id)  # type: ignore[no-untyped-call]
     np.random.seed(words)
-    return seed
+
+
+def set_worker_info(worker: int, num_workers: int, base_seed: int, dataset: object) -> None:
+    """Sets what `get_worker_info()` returns."""
+    torch_worker._worker_info = torch_worker.WorkerInfo(
+        id=worker,
+        num_workers=num_workers,
+        seed=base_seed + worker,
+        dataset=cast("torch.utils.data.Dataset[object]", dataset),
+    )
 
 
 def _digest(seed_words: Sequence[int]) -> bytes:
@@ -112,7 +120,8 @@ class Seeder:
     def make(self, seed_words: Sequence[int], make: Callable[[], _T]) -> _T:
         """Returns what `make` returns; called again for a first batch that made a generator."""
         if self._num_workers is not None:
-            self._set_info(seed_words)
+            worker = seed_words[3] % self._num_workers
+            set_worker_info(worker, self._num_workers, seed_words[0], self._roots["dataset"])
         digest = _digest(seed_words)
         self._seed(digest)
         if self._is_settled:
@@ -150,13 +159,3 @@ class Seeder:
         torch.default_generator.manual_seed(word & MAX_SEED)
         for one in self._found:
             one.seed(digest)
-
-    def _set_info(self, seed_words: Sequence[int]) -> None:
-        assert self._num_workers is not None
-        base_seed, worker = seed_words[0], seed_words[3] % self._num_workers
-        torch_worker._worker_info = torch_worker.WorkerInfo(
-            id=worker,
-            num_workers=self._num_workers,
-            seed=base_seed + worker,
-            dataset=cast("torch.utils.data.Dataset[object]", self._roots["dataset"]),
-        )

@@ -23,8 +23,6 @@ _TIMES = 4.0
 _FLOAT_SHARE = 0.01
 # Of values of 8 bits, which decoders round each in their way.
 _BYTE_STEPS = 2
-# Of objects within objects.
-_MAX_DEPTH = 16
 
 # Of any type: NumPy has no name for it.
 _Array = npt.NDArray[np.float64]
@@ -94,7 +92,7 @@ def verdict_of(
     return f"another first batch ({leaf})", [here]
 
 
-def difference(one: object, other: object, path: str = "batch", *, depth: int = 0) -> str:
+def difference(one: object, other: object, path: str = "batch") -> str:
     """Returns where two batches differ, as a path and how; empty: they are equal.
 
     Structures, types, shapes, texts, bools and integers are compared exactly, values of 8 bits
@@ -109,11 +107,8 @@ def difference(one: object, other: object, path: str = "batch", *, depth: int = 
     theirs, ours = _parts(one), _parts(other)
     if list(theirs) != list(ours):
         return f"{path}: other keys, or another length"
-    # Objects may refer to each other in a circle.
-    for key, part in theirs.items() if depth < _MAX_DEPTH else ():
-        if found := difference(part, ours[key], f"{path}[{key!r}]", depth=depth + 1):
-            return found
-    return ""
+    found = (difference(part, ours[key], f"{path}[{key!r}]") for key, part in theirs.items())
+    return next(filter(None, found), "")
 
 
 def _parts(value: object) -> dict[object, object]:

@@ -19,10 +19,8 @@ from stoker.errors import StokerError
 # The second one in processes that multiprocessing spawned, also ranks.
 SCRIPT_NAMES = ("__main__", "__mp_main__")
 
-# Of an error's text, which is shortened in the middle, and of its pickled class: both fit a packet
-# of a loader process.
+# Of an error's text, which is shortened in the middle: it fits a packet of a loader process.
 _MAX_TEXT = 32 << 10
-_MAX_CLASS_BYTES = 32 << 10
 _HINTS = {
     "ModuleNotFoundError": "install it in the image of the data hosts",
     "FileNotFoundError": "give the data hosts the same files under the same paths",
@@ -102,7 +100,7 @@ def _pickled(kind: type) -> bytes:
     file = io.BytesIO()
     with contextlib.suppress(Exception):
         NamingPickler(file, protocol=5).dump(kind)
-        return file.getvalue() if file.tell() <= _MAX_CLASS_BYTES else b""
+        return file.getvalue()
     return b""
 
 

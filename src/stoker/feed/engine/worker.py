@@ -16,7 +16,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import cast
 
 import numpy as np
 import torch
@@ -201,12 +200,8 @@ def _begin_as_torch(
     spec: LoaderSpec, facts: WorkerFacts, base_seed: int, *, is_first: bool = True
 ) -> None:
     """Does what torch's worker loop does first: seeds, sets get_worker_info(), calls the init."""
-    torch_worker._worker_info = torch_worker.WorkerInfo(
-        id=facts.worker,
-        num_workers=facts.num_workers,
-        seed=seeding.seed_as_torch(base_seed, facts.worker),
-        dataset=cast("torch.utils.data.Dataset[object]", spec.dataset),
-    )
+    seeding.seed_as_torch(base_seed, facts.worker)
+    seeding.set_worker_info(facts.worker, facts.num_workers, base_seed, spec.dataset)
     if is_first and spec.worker_init_fn is not None:
         spec.worker_init_fn(facts.worker)
     if not spec.num_workers:
