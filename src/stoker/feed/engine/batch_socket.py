@@ -50,21 +50,12 @@ _TCP_OPTIONS = {
 MAX_IDLE_BYTES = 256 << 20
 
 
-class _Lent(weakref.ref["Bytes"]):
-    """A lent block and its exporting array (three times cheaper than `weakref.finalize`)."""
-
-    __slots__ = ("block", "free")
-    block: mmap.mmap
-    free: deque[mmap.mmap]
-
-
 class BufferPool:
     """Pool of writable byte arrays, with up to 256 MiB of unused blocks; thread-safe."""
 
     def __init__(self) -> None:
         # By size class. Only atomic operations: a finalizer may run even within these methods.
         self._free: dict[int, deque[mmap.mmap]] = {}
-        self._lent: dict[int, _Lent] = {}
 
     def take(self, size: int) -> Bytes:
         """Returns an array of `size` bytes with arbitrary content; reused after its last view."""
@@ -84,19 +75,14 @@ class BufferPool:
             block = mmap.mmap(-1, size_class)
         # Slices outlive a tensor: the finalizer is on the array that every view refers to.
         array = np.frombuffer(block, dtype=np.uint8, count=size)
-        # The callback runs only while the weak reference itself lives, in `_lent`.
-        lent = _Lent(array, self._give_back)
-        lent.free = free
-        lent.block = block
-        self._lent[id(lent)] = lent
+        weakref.finalize(array, self._give_back, block, free).atexit = False
         return array
 
-    def _give_back(self, lent: "_Lent") -> None:
-        del self._lent[id(lent)]
+    def _give_back(self, block: mmap.mmap, free: deque[mmap.mmap]) -> None:
         # No lock: a finalizer must not wait. Two threads may exceed the bound by one block.
-        idle_bytes = sum(size * len(free) for size, free in list(self._free.items()))
-        if idle_bytes + len(lent.block) <= MAX_IDLE_BYTES:
-            lent.free.append(lent.block)
+        idle_bytes = sum(size * len(idle) for size, idle in list(self._free.items()))
+        if idle_bytes + len(block) <= MAX_IDLE_BYTES:
+            free.append(block)
 
 
 def layout(sizes: Sequence[int]) -> tuple[tuple[int, ...], int]:

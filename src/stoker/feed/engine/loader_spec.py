@@ -10,6 +10,7 @@ host's. What ranks differ in comes with each worker (`facts`). Nothing of the sc
 data host.
 """
 
+import contextlib
 import functools
 import hashlib
 import io
@@ -169,8 +170,7 @@ def _place_of_script() -> str:
     except OSError:
         # It was removed.
         folder = ""
-    start = _environment_at_start()
-    variables = changes_between(start, os.environ) if start is not None else []
+    variables = changes_between(_environment_at_start(), os.environ)
     python = platform.python_version()
     return json.dumps((python, folder, entries_of(sys.path, folder), sys.argv, variables))
 
@@ -219,16 +219,16 @@ def arranged(entries: Sequence[str], *, here: Sequence[str]) -> list[str]:
 
 
 @functools.cache
-def _environment_at_start() -> Mapping[str, str] | None:
-    """Returns the environment that this process was started with; None if unknown."""
-    try:
+def _environment_at_start() -> Mapping[str, str]:
+    """Returns the environment that this process was started with; if unknown, what it is now."""
+    text = ""
+    with contextlib.suppress(OSError):
         # The kernel keeps it as it was when the program was started.
         text = os.fsdecode(Path("/proc/self/environ").read_bytes())
-    except OSError:
-        return None
     variables = dict(line.split("=", 1) for line in text.split("\0") if "=" in line)
     # setproctitle overwrites the environment.
-    return variables if any(name.startswith("STOKER_") for name in variables) else None
+    is_whole = any(name.startswith("STOKER_") for name in variables)
+    return variables if is_whole else dict(os.environ)
 
 
 def changes_between(
