@@ -91,16 +91,14 @@ def _seed(generator: object, seed: bytes) -> None:
 
 
 class FoundGenerator(NamedTuple):
-    """A random generator found inside an object; `name` is a digest of its path."""
+    """A random generator found inside an object."""
 
     path: str
     value: object
-    name: "hashlib.blake2b"
 
     def seed(self, digest: bytes) -> None:
-        digest_of_name = self.name.copy()
-        digest_of_name.update(digest)
-        _seed(self.value, digest_of_name.digest())
+        path = self.path.encode("utf-8", "surrogatepass")
+        _seed(self.value, hashlib.blake2b(path + digest, digest_size=32).digest())
 
 
 def find_generators(roots: Mapping[str, object]) -> list[FoundGenerator]:
@@ -121,8 +119,7 @@ def find_generators(roots: Mapping[str, object]) -> list[FoundGenerator]:
         if not issubclass(type(value), _GENERATORS):
             waiting.extend((path + step, child) for step, child in _children(value))
         elif is_generator(value):
-            name = hashlib.blake2b(path.encode("utf-8", "surrogatepass"), digest_size=32)
-            found.append(FoundGenerator(path, value, name))
+            found.append(FoundGenerator(path, value))
     return found
 
 
