@@ -208,5 +208,5 @@ def _loader_workers(profile: Profile, plan: Plan) -> dict[str, int]:
 
 def _trial(inputs: DecisionInputs, probable: Plan) -> str:
     """Returns the command that trains on the plan's hosts, and so measures it."""
-    words = inputs.subject or ("--", *(inputs.profile.command or ("python", "train.py")))
+    words = inputs.subject or ("--", *(inputs.profile.command or ()))
     return shlex.join(["stoker", "train", *group_arguments(probable.groups), *words])

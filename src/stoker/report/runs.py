@@ -58,9 +58,9 @@ def rows_of_runs(runs: Mapping[str, Training]) -> list[RunRow]:
         }
         rows.append(row)
     rows.sort(key=lambda row: (row["ranks"], row["dnn_hosts"], row["data_hosts"]))
+    smallest = rows[0]["samples_per_second"] / rows[0]["ranks"]
     for row in rows:
-        rates = [each["samples_per_second"] / each["ranks"] for each in (row, rows[0])]
-        row["efficiency"] = rates[0] / rates[1]
+        row["efficiency"] = row["samples_per_second"] / row["ranks"] / smallest
     return rows
 
 
