@@ -8,7 +8,7 @@ import csv
 import functools
 import io
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import date
 from importlib import resources
@@ -97,7 +97,6 @@ class Catalog:
     Attributes:
         instances: All types, by name; of two with one name the later counts.
         max_total_vcpus: vCPUs that all hosts of a plan have together; None: unlimited.
-        make: Makes another type of its name; None of it: there is no such type.
         added_by: Option or key that adds a type.
         hosts_region: AWS region of the hosts, if it is known and the prices are of another one.
     """
@@ -108,7 +107,6 @@ class Catalog:
     region: str | None = None
     purchase: str = "on-demand"
     max_total_vcpus: int | None = None
-    make: Callable[[str], Instance | None] = lambda name: None
     added_by: str = "constraints.prices_file or --prices FILE"
     hosts_region: str | None = None
 
@@ -125,7 +123,8 @@ class Catalog:
         name = instance_type.strip()
         # As it is written first: a node pool may have any name, also one that begins with `ml.`.
         known = self._by_type.get(name) or self._by_type.get(platform_name(name, self.platform))
-        return known or self.make(name)
+        # A type of more cores than this machine has is known, too: plans say that it is too large.
+        return known or (local_instance(name) if self.info.is_this_machine else None)
 
     def get(self, instance_type: str, *, where: str = "") -> Instance:
         """Returns the type of that name, with or without `ml.`; else raises UsageError."""
@@ -397,7 +396,6 @@ def _local(platform: PlatformName, cores: int) -> Catalog:
         source=f"nominal: {LOCAL_USD_PER_CORE_HOUR} $ per core and hour, not billed",
         purchase=NOMINAL,
         max_total_vcpus=cores,
-        make=local_instance,
     )
 
 

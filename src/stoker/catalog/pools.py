@@ -98,14 +98,11 @@ def _of_pools(workload: Workload, catalog: Catalog) -> Catalog:
             why = f"{name} is arm64, and kubernetes.data.image names no image for it"
             instance = replace(instance, barred=why)
         instances.append(instance)
-    today = bare_type(workload.todays_type.strip())
-    return replace(
-        catalog,
-        instances=instances,
-        # Not proposed, but today's hosts need a price and a speed to be compared with.
-        make=lambda name: catalog.find(name) if bare_type(name.strip()) == today else None,
-        added_by="kubernetes.pools_file",
-    )
+    # Today's hosts need a price and a speed to be compared with.
+    today = catalog.find(workload.todays_type)
+    if today and today.type not in {instance.type for instance in instances}:
+        instances.append(today)
+    return replace(catalog, instances=instances, added_by="kubernetes.pools_file")
 
 
 def with_pools(workload: Workload) -> Workload:
