@@ -38,6 +38,7 @@ _DATA_HOSTS: Mapping[Storage, str] = {
     "unknown": "Data hosts help only if each has a separate storage, which is not known "
     "(constraints.storage: per_host or shared).",
 }
+_REFRESH = "python tools/refresh_prices.py"
 # Smaller doubts get no warning.
 _WORTH_A_LINE = 0.1
 
@@ -82,10 +83,9 @@ def _advice(space: Space, decision: Decision) -> Iterator[tuple[str, str, str]]:
         text += "waits: time one, then add --accelerator-step-seconds."
         yield "accelerator-step", text, "before any money is spent"
     if limit == "storage" or any(state.id == "storage" for state in profile.states):
-        begin = "The storage is the limit." if limit == "storage" else "Steps wait, too."
         # Where the model judges plans by it, nothing is to be fixed first.
         when = "" if work.storage == "per_host" else before
-        yield "storage", f"{begin} {_STORAGE} {_DATA_HOSTS[work.storage]}", when
+        yield "storage", f"{_STORAGE} {_DATA_HOSTS[work.storage]}", when
     free = free_of(space, decision)
     for fix in profile.fixes:
         # The plan that costs nothing has its number of workers already.
@@ -170,14 +170,13 @@ def warnings_of(space: Space, prices: Prices) -> Iterator[str]:
     for text, width in space.work.doubts.items():
         if width >= _WORTH_A_LINE and not space.work.is_too_noisy:
             yield f"the bands are wider: {text}"
-    refresh = "stoker catalog" if catalog.info.is_this_machine else "python tools/refresh_prices.py"
     if prices.hosts_region:
         yield (
             f"the hosts are in {prices.hosts_region}, the prices are of {prices.region}: "
-            f"{refresh} --region {prices.hosts_region} > prices.csv, and constraints.prices_file"
+            f"{_REFRESH} --region {prices.hosts_region} > prices.csv, and constraints.prices_file"
         )
     if prices.stale:
-        yield f"the prices of {prices.date} are older than {STALE_DAYS} days: {refresh}"
+        yield f"the prices of {prices.date} are older than {STALE_DAYS} days: {_REFRESH}"
     for name in sorted(space.allowed or ()):
         if problem := space.why_unusable(catalog.get(name)):
             yield f"{name} is allowed, but it is in no plan: {problem}"
