@@ -197,12 +197,17 @@ def _joined(rates: Sequence[tuple[float, _RateT]]) -> tuple[_RateT, ...]:
         means: dict[str, float] = {}
         for name in _MEANS:
             parts = [(s, getattr(rate, name, None)) for s, rate in rates if rate.name == last.name]
-            known = [(seconds, value) for seconds, value in parts if value is not None]
-            if known:
-                total = sum(seconds for seconds, _ in known)
-                means[name] = sum(seconds * value for seconds, value in known) / total
+            if (mean := mean_over_time(parts)) is not None:
+                means[name] = mean
         merged.append(msgspec.structs.replace(last, **means))
     return tuple(merged)
+
+
+def mean_over_time(parts: Iterable[tuple[float, float | None]]) -> float | None:
+    """Returns the mean of values, each of so many seconds; None: none is known."""
+    known = [(seconds, value) for seconds, value in parts if value is not None]
+    whole = sum(seconds for seconds, _ in known)
+    return sum(seconds * value for seconds, value in known) / whole if whole else None
 
 
 def rates_between(

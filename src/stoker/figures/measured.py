@@ -5,7 +5,7 @@ are over means of blocks.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from statistics import median, quantiles
 
@@ -20,7 +20,7 @@ from stoker.feed.timeline import (
     typical_wait_share,
     waits_longest,
 )
-from stoker.figures.intervals import GpuRate, Interval
+from stoker.figures.intervals import GpuRate, Interval, mean_over_time
 from stoker.figures.progress import ProgressByRank
 from stoker.records import GpuLoad, Measured, Spread
 from stoker.records.profile import GpuLoads
@@ -131,15 +131,8 @@ def gpu_loads(intervals: Sequence[Interval]) -> GpuLoads:
             model=gpu.model,
             memory_total_bytes=gpu.memory_total_bytes,
             seconds=sum(seconds for seconds, _ in of_gpu),
-            utilization=_mean_over_time(busy),
-            memory_bytes=_mean_over_time(memory),
+            utilization=mean_over_time(busy),
+            memory_bytes=mean_over_time(memory),
         )
         loads.append(load)
     return tuple(loads)
-
-
-def _mean_over_time(parts: Iterable[tuple[float, float | None]]) -> float | None:
-    """Returns the mean of values, each of so many seconds; None: none is known."""
-    known = [(seconds, value) for seconds, value in parts if value is not None]
-    whole = sum(seconds for seconds, _ in known)
-    return sum(seconds * value for seconds, value in known) / whole if whole else None
