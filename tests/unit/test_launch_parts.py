@@ -90,11 +90,11 @@ def test_the_toolkits_variables_are_exported(base_dir):
 def test_torchrun_is_used_where_more_than_one_process_trains(tmp_path, environ, hosts, strategy):
     topology = builders.topology("a", dnn=("dnn", hosts))
     environ = {"CUDA_VISIBLE_DEVICES": "", **environ}
-    assert Trainer.of(host_run(tmp_path, topology, **environ)).strategy == strategy
+    assert Trainer(host_run(tmp_path, topology, **environ)).strategy == strategy
 
 
 def test_torchrun_spans_the_dnn_group_only_and_the_leader_is_its_master(tmp_path):
-    trainer = Trainer.of(host_run(tmp_path, TOPOLOGY, RUN_PROCESSES_PER_HOST="4"))
+    trainer = Trainer(host_run(tmp_path, TOPOLOGY, RUN_PROCESSES_PER_HOST="4"))
     command = trainer.command(("python", "t.py"))
     assert {"--nnodes=2", "--node-rank=0", "--nproc-per-node=4"} < set(command)
     assert {"--master-addr=10.0.0.3", "--master-port=7602"} < set(command)
@@ -103,7 +103,7 @@ def test_torchrun_spans_the_dnn_group_only_and_the_leader_is_its_master(tmp_path
 
 def test_a_command_that_starts_its_ranks_itself_is_told_where_they_meet(tmp_path):
     follower = replace(TOPOLOGY, host="algo-2")
-    made = Trainer.of(host_run(tmp_path, follower, RUN_STRATEGY="none")).environ()
+    made = Trainer(host_run(tmp_path, follower, RUN_STRATEGY="none")).environ()
     names = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "NNODES")
     assert [made[name] for name in names] == ["10.0.0.3", "7602", "1", "2"]
 

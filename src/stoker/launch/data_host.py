@@ -37,10 +37,7 @@ def serve(run: HostRun) -> int:
     finally:
         engine.stop()
         _tell_end(client, engine.failure)
-    failure = None
-    if engine.failure:
-        what, _, last_words = engine.failure.partition("\n")
-        failure = FeedLostError(what, where=f"data host {run.topology.host}", fix=last_words)
+    failure = FeedLostError(engine.failure) if engine.failure else None
     return _exit_code(run, client, failure)
 
 

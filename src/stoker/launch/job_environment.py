@@ -8,7 +8,6 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import stoker
@@ -32,44 +31,29 @@ OWN_CHANNELS = "stoker_"
 _OF_HOSTS = ("SM_HOSTS", "SM_RESOURCE_CONFIG", "SM_TRAINING_ENV")
 
 
-@dataclass(frozen=True, kw_only=True)
 class Trainer:
-    """How a dnn host starts its training.
+    """How a dnn host starts its training; raises UsageError if a file of the job is malformed.
 
     Attributes:
         arguments: Appended to the command: the job's hyperparameters.
-        interface: Network interface of the hosts.
         master: Address and port at which torchrun or mpirun connects the hosts.
     """
 
-    run: HostRun
-    strategy: Strategy
-    processes_per_host: int
-    arguments: tuple[str, ...]
-    interface: str | None
-    master: tuple[str, int]
-
-    @classmethod
-    def of(cls, run: HostRun) -> "Trainer":
-        """Returns the trainer of this host; raises UsageError if a file of the job is malformed."""
+    def __init__(self, run: HostRun) -> None:
         settings = run.settings
-        topology = run.topology
         processes = settings.processes_per_host or max(1, machine.num_accelerators(run.environ))
         strategy = settings.strategy
         if strategy == "auto":
             # One process needs no rendezvous.
-            strategy = "none" if processes * len(topology.dnn_hosts) == 1 else "torchrun"
+            strategy = "none" if processes * len(run.topology.dnn_hosts) == 1 else "torchrun"
         address, port = run.leader_address
-        return cls(
-            run=run,
-            strategy=strategy,
-            processes_per_host=processes,
-            arguments=tuple(arguments(hyperparameters(settings))),
-            interface=topology.network_interface,
-            # feed.port is for the run's server and agents, the next for batches, the third for
-            # torchrun.
-            master=(address, port + 2),
-        )
+        self.run = run
+        self.strategy: Strategy = strategy
+        self.processes_per_host = processes
+        self.arguments = tuple(arguments(hyperparameters(settings)))
+        # feed.port is for the run's server and agents, the next for batches, the third for
+        # torchrun.
+        self.master = (address, port + 2)
 
     def environ(self) -> dict[str, str]:
         """Returns the command's environment."""
@@ -80,8 +64,8 @@ class Trainer:
             # Otherwise torch starts a thread per core of the node, which then compete.
             threads = machine.usable_vcpus() // self.processes_per_host
             theirs["OMP_NUM_THREADS"] = str(max(1, threads))
-        if self.interface:
-            theirs |= {"NCCL_SOCKET_IFNAME": self.interface, "GLOO_SOCKET_IFNAME": self.interface}
+        if interface := topology.network_interface:
+            theirs |= {"NCCL_SOCKET_IFNAME": interface, "GLOO_SOCKET_IFNAME": interface}
         is_fed = run.settings.engine.name == "feed" and bool(topology.data_hosts)
         ours = own_variables(run, startup=STARTUP_DIR, has_data_group=is_fed)
         ours |= {

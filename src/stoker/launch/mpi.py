@@ -43,7 +43,7 @@ class MpiHost:
         # Not in the job's folder: paths of sockets must be short.
         self._folder = Path(tempfile.mkdtemp(prefix="stoker-mpi-"))
         self.environ = {
-            **_settings(trainer.interface),
+            **_settings(trainer.run.topology.network_interface),
             **environ,
             "OMPI_MCA_orte_tmpdir_base": str(self._folder),
             "MASTER_ADDR": trainer.master[0],

@@ -99,7 +99,7 @@ def _record(
     progress = server.progress
     timelines = read_timelines(output)
     steps = counted_steps(output, timelines, progress)
-    trainer = Trainer.of(run)
+    trainer = Trainer(run)
     per_host = trainer.processes_per_host
     groups = []
     hosts = []

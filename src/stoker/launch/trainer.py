@@ -155,7 +155,7 @@ def _train(
     for earlier in (profile_ended, output / ERROR_FILE):
         earlier.unlink(missing_ok=True)
     discard_loadings(output)
-    trainer = Trainer.of(run)
+    trainer = Trainer(run)
     environ = trainer.environ() | engine.environment()
     environ |= fetched_secrets(run.settings.secrets, environ=run.environ, role="dnn")
     words = with_own_python((*command, *trainer.arguments))
