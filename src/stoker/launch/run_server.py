@@ -41,6 +41,7 @@ from stoker.records import Event, FeedSettings, Role
 # After the outcome: for hosts that have not fetched it, or that start late.
 OUTCOME_SECONDS = 15.0
 _POLL_MS = 100
+_ONE_IMAGE = "use one image on all hosts"
 
 # `done`: its training has ended, and it waits for the run's end.
 HostStatus = Literal["awaited", "joined", "done", "left", "lost", "absent"]
@@ -127,7 +128,7 @@ class HostTable:
     def refusal(self, message: HostState | Progress) -> str:
         """Returns why the sender of a message may not take part; empty: it may."""
         if message.protocol != PROTOCOL_VERSION:
-            return f"this is version {PROTOCOL_VERSION} of the protocol, not {message.protocol}"
+            return f"this is version {PROTOCOL_VERSION} of the protocol: {_ONE_IMAGE}"
         if isinstance(message, Progress):
             return ""
         before = self.states.get(message.host, message)
@@ -269,9 +270,8 @@ class RunServer:
             server.close(linger_seconds=0.5)
 
     def _is_done(self) -> bool:
-        is_told = self._said.outcome is None or not self.hosts.names(
-            "joined", "done", "awaited", "absent"
-        )
+        untold = self.hosts.names("joined", "done", "awaited", "absent")
+        is_told = self._said.outcome is None or not untold
         return time.monotonic() > self._close_by or (self._close_by < math.inf and is_told)
 
     def _turn(self, server: ControlServer) -> None:
@@ -297,9 +297,9 @@ class RunServer:
             assert isinstance(message, HostState | Progress)
             refusal = self.hosts.refusal(message)
         except ProtocolError as err:
-            refusal = err.what
+            refusal = f"{err.what}: {_ONE_IMAGE}"
         if refusal:
-            return f"{refusal}: use one image on all hosts"
+            return refusal
         if isinstance(message, HostState):
             self.hosts.hear(message, time.monotonic())
         elif isinstance(message, Progress) and message.has_begun:
