@@ -1,7 +1,6 @@
 """A profile from the results of all ranks: sums, maxima and the self-check. Pure."""
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 
 import msgspec
@@ -9,7 +8,7 @@ import msgspec
 from stoker.decide.work import parts_of
 from stoker.errors import UsageError
 from stoker.profile.fixes import find_fixes
-from stoker.profile.rank_results import Drain, RankResult
+from stoker.profile.rank_results import RankResult
 from stoker.profile.states import capacity, find_states, others_vcpus
 from stoker.records import (
     Check,
@@ -19,7 +18,6 @@ from stoker.records import (
     Observed,
     Profile,
     ProfiledHost,
-    ProfiledLoader,
     ProfileSettings,
     Spread,
     StepTerms,
@@ -86,6 +84,10 @@ def combine(
         global_batch_size=sum(batch.samples for batch in batches),
         batch_bytes=float(sum(batch.num_bytes for batch in batches)),
     )
+    loader = first.loader
+    if loader and loader.shards:
+        # Each rank reads as many.
+        loader = msgspec.structs.replace(loader, shards=loader.shards * len(ranks))
     notes = chain.from_iterable(rank.notes for rank in ranks)
     profile = Profile(
         host=host_of(first, group=group, settings=settings),
@@ -100,10 +102,10 @@ def combine(
             name: Spread(low=part.low, high=part.high, samples=part.samples)
             for name, part in timed.items()
         },
-        loader_rates=_loader_rates(ranks),
+        loader_rates=tuple(_loader_rates(ranks)),
         # Ranks load alike: the first one took its loading apart.
         transforms=first.transforms,
-        loader=_loader_of(ranks),
+        loader=loader,
         epochs=_epochs_of(waiting),
         what={**what, "ranks": len(ranks), "notes": [*dict.fromkeys(notes)]},
     )
@@ -181,29 +183,18 @@ def _loader_wall(rank: RankResult) -> float | None:
     return None if rank.num_workers else rank.taken.wait_seconds.median
 
 
-def _loader_rates(ranks: Sequence[RankResult]) -> tuple[LoaderRate, ...]:
-    """Returns global batches per second of the loader alone, for worker counts all ranks tried."""
-    tried = defaultdict[int, list[Drain]](list)
+def _loader_rates(ranks: Sequence[RankResult]) -> Iterator[LoaderRate]:
+    """Yields global batches per second of the loader alone, for worker counts all ranks tried."""
     on_host = sum(rank.host == ranks[0].host for rank in ranks)
-    for drain in chain.from_iterable(rank.tried for rank in ranks):
-        tried[drain.workers].append(drain)
-    return tuple(
-        LoaderRate(
-            workers=workers * on_host,
-            steps_per_second=min(drain.batches_per_second for drain in drains),
-            wait_seconds=sum(drain.idle_seconds for drain in drains),
-        )
-        for workers, drains in sorted(tried.items())
-        if len(drains) == len(ranks)
-    )
-
-
-def _loader_of(ranks: Sequence[RankResult]) -> ProfiledLoader | None:
-    loader = ranks[0].loader
-    if loader is None or not loader.iterable:
-        return loader
-    shards = sum(rank.loader.shards or 1 for rank in ranks if rank.loader)
-    return msgspec.structs.replace(loader, shards=shards)
+    tried = [*chain.from_iterable(rank.tried for rank in ranks)]
+    for workers in [drain.workers for drain in ranks[0].tried]:
+        drains = [drain for drain in tried if drain.workers == workers]
+        if len(drains) == len(ranks):
+            yield LoaderRate(
+                workers=workers * on_host,
+                steps_per_second=min(drain.batches_per_second for drain in drains),
+                wait_seconds=sum(drain.idle_seconds for drain in drains),
+            )
 
 
 def _epochs_of(rank: RankResult) -> EpochTimes | None:
