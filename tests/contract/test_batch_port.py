@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from stoker.feed.engine.batch_port import BatchPort
-from stoker.feed.engine.crypto import HANDSHAKE_SECONDS, MAX_WAITING
+from stoker.feed.engine.crypto import HANDSHAKE_SECONDS, MAX_WAITING, RejectionLog
 from stoker.feed.engine.run_messages import TICKET_BYTES
 from stoker.logs import Log
 
@@ -22,7 +22,7 @@ def log():
 
 def made_port(log, port=0):
     told = Log(run="test", host="data-1", stream=log)
-    return BatchPort(bind="127.0.0.1", log=told, port=port)
+    return BatchPort(bind="127.0.0.1", port=port, rejections=RejectionLog(told, port=1))
 
 
 @pytest.fixture

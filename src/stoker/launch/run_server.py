@@ -18,10 +18,7 @@ from msgspec.structs import asdict, replace
 
 from stoker.errors import PlatformError, ProtocolError
 from stoker.failure_reasons import says_peer_is_gone
-from stoker.feed.engine.crypto import (
-    HEARTBEAT_TIMEOUT_SECONDS,
-    ControlServer,
-)
+from stoker.feed.engine.crypto import ControlServer
 from stoker.feed.engine.run_messages import (
     PROTOCOL_VERSION,
     HostEnd,
@@ -224,10 +221,8 @@ class RunServer:
         if keys is None:
             return
         endpoint = f"tcp://{self._run.listen_address}:{self._port}"
-        silence = 2 * HEARTBEAT_TIMEOUT_SECONDS
         try:
-            # Connections end with their processes.
-            server = ControlServer(keys, self._run.log, endpoint=endpoint, silence_seconds=silence)
+            server = ControlServer(keys, self._run.log, endpoint=endpoint)
         except zmq.ZMQError as err:
             raise PlatformError(
                 f"the run's server cannot listen: {err}",

@@ -49,7 +49,9 @@ class Agent:
             try:
                 self._server = ControlServer(keys, log, endpoint=f"tcp://{bind}:{port or '*'}")
                 closing.callback(self._server.close, linger_seconds=_LINGER_SECONDS)
-                self._batches = BatchPort(bind=bind, port=port + 1 if port else 0, log=log)
+                next_port = port + 1 if port else 0
+                rejections = self._server.rejections
+                self._batches = BatchPort(bind=bind, port=next_port, rejections=rejections)
             except (zmq.ZMQError, OSError) as err:
                 raise UsageError(
                     f"port {port} or the next one cannot be bound: {err.strerror}",

@@ -14,7 +14,6 @@ from collections.abc import Callable, Container
 
 from stoker.feed.engine.crypto import HANDSHAKE_SECONDS, MAX_WAITING, RejectionLog
 from stoker.feed.engine.run_messages import TICKET_BYTES
-from stoker.logs import Log
 
 # Trainers connect at once, and order another worker if that failed.
 _TICKET_SECONDS = 60.0
@@ -27,7 +26,7 @@ Attach = Callable[[socket.socket], None]
 class BatchPort:
     """The listening port and the tickets; used by the agent's thread."""
 
-    def __init__(self, *, bind: str, port: int, log: Log) -> None:
+    def __init__(self, *, bind: str, port: int, rejections: RejectionLog) -> None:
         """Listens; raises OSError if it cannot."""
         is_dual = bind == "*" and socket.has_dualstack_ipv6()
         self._listener = socket.create_server(
@@ -38,7 +37,7 @@ class BatchPort:
         )
         self._listener.setblocking(False)
         self.port = int(self._listener.getsockname()[1])
-        self._rejections = RejectionLog(log, port=self.port)
+        self._rejections = rejections
         # Connection, address and time, by descriptor; the oldest first.
         self._waiting: dict[int, tuple[socket.socket, str, float]] = {}
         self._tickets: dict[bytes, tuple[float, Attach]] = {}
@@ -65,7 +64,6 @@ class BatchPort:
                 self._reject(fileno, "no ticket in time")
         tickets = self._tickets.items()
         self._tickets = {key: each for key, each in tickets if now - each[0] <= _TICKET_SECONDS}
-        self._rejections.tick(now)
 
     def close(self) -> None:
         self._listener.close()

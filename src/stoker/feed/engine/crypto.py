@@ -156,37 +156,32 @@ class ControlServer:
         sources: What to poll for reading; `handle` and then `receive` take what is ready.
     """
 
-    def __init__(
-        self,
-        keys: Keys,
-        log: Log,
-        *,
-        endpoint: str,
-        silence_seconds: float = HEARTBEAT_TIMEOUT_SECONDS,
-    ) -> None:
+    def __init__(self, keys: Keys, log: Log, *, endpoint: str) -> None:
         """Listens at `endpoint`; raises zmq.ZMQError if it cannot."""
         self._client = z85.decode(keys.client_public)
         # Time and address, by descriptor; the oldest first.
         self._waiting: dict[int, tuple[float, str]] = {}
         self._context: zmq.Context[Socket] = zmq.Context()
-        with contextlib.ExitStack() as closing:
-            closing.callback(self._context.destroy, linger=0)
-            with without_preempting():
-                # The first socket starts libzmq's threads.
-                self._asked = self._context.socket(zmq.REP)
-            self._asked.bind(_ZAP_ENDPOINT)
-            self._router = router = self._context.socket(zmq.ROUTER)
-            # Else zmq silently drops messages for a peer that is gone; with it, `send` fails.
-            router.router_mandatory = True
-            # Before it is bound: nobody connects without the run's keys.
-            _limit(router, MAX_CONTROL_BYTES)
-            router.heartbeat_timeout = round(silence_seconds * 1000)
-            router.curve_server = True
-            router.curve_publickey = keys.server_public
-            router.curve_secretkey = keys.server_secret
-            router.zap_domain = _ZAP_DOMAIN
+        with without_preempting():
+            # The first socket starts libzmq's threads.
+            self._asked = self._context.socket(zmq.REP)
+        self._asked.bind(_ZAP_ENDPOINT)
+        self._router = router = self._context.socket(zmq.ROUTER)
+        # Else zmq silently drops messages for a peer that is gone; with it, `send` fails.
+        router.router_mandatory = True
+        # Before it is bound: nobody connects without the run's keys.
+        _limit(router, MAX_CONTROL_BYTES)
+        # Connections end with their processes; a host that stands still for a while comes back.
+        router.heartbeat_timeout = round(2 * HEARTBEAT_TIMEOUT_SECONDS * 1000)
+        router.curve_server = True
+        router.curve_publickey = keys.server_public
+        router.curve_secretkey = keys.server_secret
+        router.zap_domain = _ZAP_DOMAIN
+        try:
             router.bind(endpoint)
-            closing.pop_all()
+        except zmq.ZMQError:
+            self._context.destroy(linger=0)
+            raise
         self.port = int(router.get_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
         self.rejections = RejectionLog(log, port=self.port)
         self._monitor: Socket = router.get_monitor_socket(_ACCEPTED | _ENDED)
