@@ -100,12 +100,12 @@ def workload_from(
 
 
 def _merged(document: Document, values: Document) -> Document:
-    """Returns the document with values: mappings are merged, all else is replaced."""
+    """Returns the document with values: mappings are merged, all else and `{}` replaces."""
     merged = dict(document)
     for key, value in values.items():
         there = merged.get(key)
         merged[key] = value
-        if isinstance(value, Mapping) and isinstance(there, Mapping):
+        if value and isinstance(value, Mapping) and isinstance(there, Mapping):
             merged[key] = _merged(there, value)
     return merged
 
