@@ -24,6 +24,7 @@ To add an exit code: a class here, with `exit_code` and a line above. What a tra
 is in `records/outcome.py`.
 """
 
+from functools import partial
 from typing import Literal
 
 # Of upload --check: no code of an error.
@@ -74,11 +75,7 @@ class StokerError(Exception):
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickles the facts, which are keyword arguments and so not in `args`."""
-        return (_rebuild, (type(self), self.what, self.where, self.fix))
-
-
-def _rebuild(kind: type[StokerError], what: str, where: str, fix: str) -> StokerError:
-    return kind(what, where=where, fix=fix)
+        return partial(type(self), where=self.where, fix=self.fix), (self.what,)
 
 
 # Also a ValueError: in a script it is a wrong argument like any other.
@@ -100,9 +97,7 @@ class MissingExtraError(UsageError, ImportError):
     def of(cls, err: ImportError, *, extra: str) -> "MissingExtraError":
         """Returns the error for a failed import."""
         library = (err.name or "").partition(".")[0] or str(err)
-        error = cls(f"{library} is not installed", fix=install_command(extra))
-        error.name = err.name
-        return error
+        return cls(f"{library} is not installed", fix=install_command(extra))
 
 
 class GateError(StokerError):

@@ -143,10 +143,9 @@ def parted(line: str) -> tuple[str, LogEvent | None]:
 
     A progress bar ends with a carriage return: only its last state is kept.
     """
-    head = EVENT_HEAD.search(line)
-    event = parse_line(line[head.start() :]) if head else None
-    written = (line[: head.start()] if head and event else line).rstrip("\r")
-    return written.rpartition("\r")[2], event
+    event = parse_line(line)
+    written = EVENT_HEAD.split(line, maxsplit=1)[0] if event else line
+    return written.rstrip("\r").rpartition("\r")[2], event
 
 
 def now_utc() -> str:

@@ -184,16 +184,13 @@ class Gate(Record, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.regex is None:
             return
-        example = "for example 'accuracy (\\S+)'"
         try:
             groups = re.compile(self.regex).groups
+            wrong = "" if groups == 1 else f"it has {groups} groups, and one is the value"
         except (re.error, RecursionError, OverflowError) as err:
-            what = f"`regex`: {self.regex!r} is no pattern of Python: {err}; {example}"
-            raise ValueError(what) from None
-        if groups != 1:
-            raise ValueError(
-                f"`regex`: {self.regex!r} has {groups} groups, and one is the value; {example}"
-            )
+            wrong = f"it is no pattern of Python: {err}"
+        if wrong:
+            raise ValueError(f"`regex`: {self.regex!r}: {wrong}; for example 'accuracy (\\S+)'")
 
     @property
     def needs_champion(self) -> bool:
@@ -362,11 +359,9 @@ def workload_keys(
     """Returns the keys of a workload that a measurement depends on, with their values as text."""
     keys = {"command": shlex.join(command), "strategy": strategy, "engine": engine}
     if today:
-        keys |= {
-            "cluster.dnn.instance_type": bare_type(today.instance_type),
-            "cluster.dnn.count": f"{today.count}",
-            "cluster.dnn.processes_per_host": f"{today.processes_per_host or 'auto'}",
-        }
+        processes = today.processes_per_host or "auto"
+        hosts = f"{today.count} x {bare_type(today.instance_type)}"
+        keys["cluster.dnn"] = f"{hosts}, processes_per_host {processes}"
     return keys
 
 
@@ -375,7 +370,7 @@ def own_keys(keys: Mapping[str, str] | None, *, is_elsewhere: bool) -> dict[str,
     return {
         key: value
         for key, value in (keys or {}).items()
-        if not (is_elsewhere and key.startswith("cluster."))
+        if not is_elsewhere or key != "cluster.dnn"
     }
 
 
