@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, _DatasetKind
 
 from stoker.errors import FeedError, FeedLostError, ShippingError
 from stoker.feed.bookkeeping import TrainerProcess, line_words
-from stoker.feed.engine.loader_spec import LoaderSpec, StartMethod, pack_spec
+from stoker.feed.engine.loader_spec import LoaderSpec, pack_spec
 from stoker.feed.engine.pickler import BoundedFile, LoaderPickler, factories_in
 from stoker.feed.local_sources import is_of_stoker, view_of, worker_init_of
 from stoker.feed.seeding import Seeding
@@ -175,13 +175,13 @@ def _spec_of(place: Placement, process: TrainerProcess) -> LoaderSpec:
     if is_remote(loader):
         # Built in workers alone.
         num_workers = max(1, num_workers)
-    start_method: str = "fork"
+    is_spawned = False
     if loader.num_workers:
         # As torch would start them now.
         context = loader.multiprocessing_context or multiprocessing
-        start_method = context.get_start_method()
+        is_spawned = context.get_start_method() != "fork"
     return LoaderSpec(
-        start_method=cast("StartMethod", start_method),
+        is_spawned=is_spawned,
         dataset=loader.dataset,
         collate_fn=cast("Callable[[object], object]", loader.collate_fn),
         worker_init_fn=worker_init_of(loader),

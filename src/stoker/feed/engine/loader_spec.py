@@ -46,8 +46,6 @@ _OF_ONE_PROCESS = re.compile(
     r"|^(PATH|HOME|PWD|OLDPWD|SHELL|SHLVL|USER|LOGNAME|HOST|HOSTNAME|TMPDIR|TEMP|TMP|TERM|DISPLAY"
     r"|COLUMNS|LINES|VIRTUAL_ENV|XDG_RUNTIME_DIR|LC_CTYPE|_)$"
 )
-# How multiprocessing starts processes.
-StartMethod = Literal["fork", "spawn", "forkserver"]
 # On PYTHONPATH of each training run: its only module is stoker's sitecustomize.
 _STARTUP = str(Path(__file__).parents[2] / "startup")
 
@@ -59,7 +57,7 @@ class LoaderSpec:
     Attributes:
         auto_collation: False with `batch_size=None`: an index is one sample.
         num_workers: The script's, for `get_worker_info()`; 0: that is None there.
-        start_method: How torch would start the loader's workers.
+        is_spawned: The script asks for workers that are not forked.
         on_error: What is done with a sample that the dataset cannot make.
         outlives_epochs: Workers keep the dataset from epoch to epoch.
     """
@@ -71,7 +69,7 @@ class LoaderSpec:
     num_workers: int = 1
     is_iterable: bool = False
     drop_last: bool = False
-    start_method: StartMethod = "fork"
+    is_spawned: bool = False
     on_error: Literal["raise", "skip", "replace"] = "raise"
     outlives_epochs: bool = False
 
@@ -95,7 +93,7 @@ def pack_spec(spec: LoaderSpec, *, max_bytes: int) -> PackedSpec:
     file = io.BytesIO()
     file.write(b"\0")
     pickle.dump(_place_of_script(), file)
-    file.getbuffer()[0] = _pickle(spec, file) or spec.start_method != "fork"
+    file.getbuffer()[0] = _pickle(spec, file) or spec.is_spawned
     data = file.getvalue()
     if len(data) > max_bytes:
         raise ShippingError(

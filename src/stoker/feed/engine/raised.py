@@ -19,7 +19,7 @@ from stoker.errors import StokerError
 # The second one in processes that multiprocessing spawned, also ranks.
 SCRIPT_NAMES = ("__main__", "__mp_main__")
 
-# Of an error's text, which is shortened in the middle: it fits a packet of a loader process.
+# Of an error's text, whose end is kept: it fits a packet of a loader process.
 _MAX_TEXT = 32 << 10
 _HINTS = {
     "ModuleNotFoundError": "install it in the image of the data hosts",
@@ -64,7 +64,7 @@ def pack_error(err: BaseException, *, where: str) -> bytes:
         text += f"try:   {hint}\n"
     packed = PackedError(
         summary=err.what if isinstance(err, StokerError) else f"{name}: {said}",
-        text=f"Caught {name} in {where}.\nOriginal {_cut(text)}",
+        text=f"Caught {name} in {where}.\nOriginal {text[-_MAX_TEXT:]}",
         kind=_pickled(type(err)),
     )
     return msgspec.msgpack.encode(packed)
@@ -102,11 +102,6 @@ def _pickled(kind: type) -> bytes:
         NamingPickler(file, protocol=5).dump(kind)
         return file.getvalue()
     return b""
-
-
-def _cut(text: str) -> str:
-    half = _MAX_TEXT // 2
-    return text if len(text) <= 2 * half else f"{text[:half]}\n[...]\n{text[-half:]}"
 
 
 class NamingPickler(pickle.Pickler):

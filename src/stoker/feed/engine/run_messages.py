@@ -19,7 +19,7 @@ from stoker.host.gpus import GpuState
 
 # To be raised with every change that an older peer would misread: of these messages, of a worker's,
 # of what is pickled. tests/contract/test_wire_version.py pins them.
-PROTOCOL_VERSION = 30
+PROTOCOL_VERSION = 31
 
 # Random first bytes of a connection to the batch port.
 TICKET_BYTES = 32
