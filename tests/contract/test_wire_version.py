@@ -22,7 +22,7 @@ from stoker.feed.engine import (
 # After one that it would not (a limit that grew, say): the new digests alone.
 PINNED = {
     "version": 31,
-    "messages": "469b10a10fa6d715",
+    "messages": "e2df5617dfb61575",
     "batches": "b04931c603a0bcea",
     "pickles": "ebab5159b57d1553",
 }
