@@ -243,8 +243,8 @@ def _code_of(step: Document) -> int:
     if item_at(step, "Metadata", "Fail"):
         # A Fail step is where a gate's condition leads, also after a training that crashed: only
         # the words tell the two apart.
-        kind = WorkloadError if "the training failed" in reason else GateError
-        return kind.exit_code
+        kinds = {"the training failed": WorkloadError, "the training was stopped": PlatformError}
+        return next((k.exit_code for w, k in kinds.items() if w in reason), GateError.exit_code)
     match = _EXIT_CODE.search(reason)
     return int(match[1]) if match else PlatformError.exit_code
 
