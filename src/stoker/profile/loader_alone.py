@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple, cast
 
 import torch.utils.data
-from torch.utils.data import DataLoader, IterableDataset, _DatasetKind
+from torch.utils.data import DataLoader, IterableDataset
 
 from stoker.decide.model import MOST_WORKERS_PER_VCPU, WAITS
 from stoker.feed.timed import num_samples
@@ -226,55 +226,67 @@ def try_workers(
 # The parts of loading a sample.
 
 
-def measure_parts(loader: Loader, *, seconds: float) -> Iterator[TransformCost]:
-    """Yields what getitem, its functions with most time of their own, and collate cost here.
+def measure_parts(loader: Loader, *, seconds: float, iterate: Iterate) -> tuple[TransformCost, ...]:
+    """Returns what getitem, collate and their functions cost, under cProfile in a fresh worker.
 
-    Blocks for about `seconds`. Raises any error of the dataset.
+    Blocks for about `seconds`. Raises any error of the dataset, and RuntimeError if the worker does
+    not answer for 20 s beyond `seconds`.
     """
-    # As in a worker.
-    torch.set_num_threads(1)
-    profile = cProfile.Profile(time.thread_time)
-    fetcher = _DatasetKind.create_fetcher(  # type: ignore[no-untyped-call]
-        loader._dataset_kind, loader.dataset, loader._auto_collation, _as_they_are, True
-    )
-    # The first batch imports, opens and fills caches, and does not count.
-    indices = _again(loader._index_sampler)
-    loader.collate_fn(fetcher.fetch(next(indices)))
-    collate_seconds = 0.0
-    samples = 0
-    until = time.monotonic() + seconds
-    while time.monotonic() < until or not samples:
-        try:
-            with profile:
-                items = fetcher.fetch(next(indices))
-        except StopIteration:
-            # The end of a stream.
-            break
-        began = time.thread_time()
-        loader.collate_fn(items)
-        collate_seconds += time.thread_time() - began
-        samples += len(items) if isinstance(items, list) else num_samples(items)
-    profile.create_stats()
-    rows = pstats.Stats(profile).stats  # type: ignore[attr-defined]
-    of_functions = {_name(*place): row[2] for place, row in rows.items()}
-    dearest = sorted(of_functions, key=of_functions.__getitem__, reverse=True)[:_MAX_FUNCTIONS]
-    getitem_seconds = sum(of_functions.values())
-    whole = max(getitem_seconds + collate_seconds, 1e-9)
-    parts = {"getitem": getitem_seconds, **{name: of_functions[name] for name in dearest}}
-    if not samples:
-        return
-    for name, cpu_seconds in (parts | {"collate": collate_seconds}).items():
-        yield TransformCost(
-            name=name,
-            within="getitem" if name in dearest else None,
-            cpu_seconds=cpu_seconds / samples,
-            share=cpu_seconds / whole,
-            samples=samples,
-        )
+    collate = _PartsCollate(loader.collate_fn, seconds=seconds)
+    endless = _endless(loader, collate=collate, workers=1, timeout=seconds + _START_SECONDS)
+    with _reading(endless, iterate) as iterator:
+        costs = cast("Iterator[tuple[TransformCost, ...]]", iterator)
+        return next(filter(None, costs), ())
 
 
-def _as_they_are(items: object) -> object:
-    return items
+class _PartsCollate:
+    """The script's collate function, which takes its worker's loading apart.
+
+    It returns no batches: nothing until its time is over, then what the parts cost.
+    """
+
+    def __init__(self, collate: Callable[[list[object]], object], *, seconds: float) -> None:
+        self._collate = collate
+        self._seconds = seconds
+        self._until = self._collate_seconds = 0.0
+        self._num_samples = 0
+        self._fetching: cProfile.Profile | None = None
+
+    def __call__(self, items: list[object]) -> tuple[TransformCost, ...]:
+        fetching = self._fetching
+        if fetching is None:
+            # In the worker. The first batch imports, opens and fills caches, and does not count.
+            self._collate(items)
+            self._until = time.monotonic() + self._seconds
+            fetching = self._fetching = cProfile.Profile(time.thread_time)
+        else:
+            fetching.disable()
+            began = time.thread_time()
+            self._collate(items)
+            self._collate_seconds += time.thread_time() - began
+            self._num_samples += len(items) if isinstance(items, list) else num_samples(items)
+            if time.monotonic() >= self._until:
+                return tuple(self._costs(fetching))
+        fetching.enable()
+        return ()
+
+    def _costs(self, fetching: cProfile.Profile) -> Iterator[TransformCost]:
+        """Yields getitem, its functions with most time of their own, and collate."""
+        fetching.create_stats()
+        rows = pstats.Stats(fetching).stats  # type: ignore[attr-defined]
+        seconds = {_name(*place): row[2] for place, row in rows.items()}
+        dearest = sorted(seconds, key=seconds.__getitem__, reverse=True)[:_MAX_FUNCTIONS]
+        parts = {"getitem": sum(seconds.values()), "collate": self._collate_seconds}
+        whole = max(sum(parts.values()), 1e-9)
+        for name in ("getitem", *dearest, "collate"):
+            cpu_seconds = parts.get(name, seconds.get(name, 0.0))
+            yield TransformCost(
+                name=name,
+                within="getitem" if name in dearest else None,
+                cpu_seconds=cpu_seconds / self._num_samples,
+                share=cpu_seconds / whole,
+                samples=self._num_samples,
+            )
 
 
 def _name(file: str, line: int, function: str) -> str:

@@ -426,7 +426,7 @@ class Session:
         result.inventory = take_inventory()
         try:
             seconds = min(_MOST_PARTS_SECONDS, _PARTS_SHARE * self._budget)
-            result.transforms = tuple(measure_parts(loader, seconds=seconds))
+            result.transforms = measure_parts(loader, seconds=seconds, iterate=self._iterate)
         except Exception as err:
             # A process edge: the dataset is the user's.
             self._result.notes.append(
