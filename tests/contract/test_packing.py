@@ -8,7 +8,7 @@ import pytest
 
 from stoker.errors import UsageError
 from stoker.host.processes import git_state
-from stoker.platforms.packing import check_program, check_requirements, package_of
+from stoker.platforms.packing import check_files, package_of
 from stoker.records import SageMakerSettings
 
 
@@ -82,7 +82,7 @@ def test_a_submodule_that_is_not_checked_out_is_named(tmp_path):
     git(tmp_path, "clone", "-q", str(code), "clone")
     with pytest.raises(UsageError, match=r"lib is no file: a submodule"):
         pack(tmp_path / "clone")
-    write(tmp_path / "clone", **{".stokerignore": "lib/\n"})
+    write(tmp_path / "clone", **{".stokerignore": "lib\n"})
     assert names(tmp_path / "clone") == {".gitmodules", ".stokerignore", "train.py"}
 
 
@@ -97,7 +97,7 @@ def test_a_link_out_of_a_checkout_is_refused(tmp_path):
     code = repository(tmp_path / "a", **{"train.py": ""})
     write(tmp_path, secret="")
     (code / "link").symlink_to("../secret")
-    with pytest.raises(UsageError, match="the link link leaves the folder"):
+    with pytest.raises(UsageError, match="link is a link that leaves the folder"):
         pack(code)
     write(code, **{".stokerignore": "link\n"})
     assert names(code) == {".stokerignore", "train.py"}
@@ -137,7 +137,7 @@ def test_a_secret_is_named_and_refused_unless_a_line_allows_it(tmp_path, name, i
     code = write(tmp_path / "a", **{"train.py": "", name: SECRETS[name]})
     if is_repository:
         repository(code)
-    with pytest.raises(UsageError, match="seems to contain secrets") as caught:
+    with pytest.raises(UsageError, match="seems to be a secret") as caught:
         pack(code)
     words = str(caught.value)
     assert name in words
@@ -162,7 +162,7 @@ def settings(**keys) -> SageMakerSettings:
 def test_requirements_that_are_not_packed_are_refused_before_anything_is_sent(tmp_path):
     package = package_of(write(tmp_path, **{"train.py": "", "requirements.txt": "numpy"}))
     with pytest.raises(UsageError, match=r"the file reqs.txt is not in the packed code"):
-        check_requirements(settings(requirements="reqs.txt"), package)
+        check_files(package, command=("python",), settings=settings(requirements="reqs.txt"))
 
 
 @pytest.mark.parametrize(
@@ -179,10 +179,10 @@ def test_requirements_that_are_not_packed_are_refused_before_anything_is_sent(tm
 def test_a_script_that_is_not_in_the_code_is_refused(tmp_path, command, is_refused):
     package = package_of(write(tmp_path, **{"train.py": "", "jobs/train.py": ""}))
     if not is_refused:
-        check_program(command, package)
+        check_files(package, command=command, settings=settings())
         return
     with pytest.raises(UsageError, match="is not in the packed code"):
-        check_program(command, package)
+        check_files(package, command=command, settings=settings())
 
 
 def output_of_git(folder, *arguments):

@@ -108,7 +108,7 @@ IAM_NAMES = {
 IAM_SERVICES = {"service-quotas": "servicequotas"}
 # What Aws's methods for objects ask for.
 OBJECT_ACTIONS = {
-    **dict.fromkeys(("read_object", "read_text", "open_object", "has_object"), "s3:GetObject"),
+    **dict.fromkeys(("read_object", "open_object"), "s3:GetObject"),
     **dict.fromkeys(("write_object", "create_object"), "s3:PutObject"),
     "delete_object": "s3:DeleteObject",
 }

@@ -12,6 +12,7 @@ from stoker.errors import ServiceError
 from stoker.pipelines.sagemaker import SageMakerClient
 from stoker.platforms.aws import Aws
 from stoker.records import Json
+from support.aws_answers import has_object
 from support.command import stoker, succeeds
 from support.moto_server import REGION
 from support.sagemaker_uploads import (
@@ -120,7 +121,7 @@ def test_a_check_sends_nothing_and_its_exit_code_tells(server, tmp_path, monkeyp
     assert re.search(r"(?m)^\+.*accuracy>=0.95\"", changed.stdout)
     assert described() == before
     (uri,) = [key for key in compiled_uris(words) if key.endswith("code.tar.gz")]
-    assert not Aws(region=REGION).has_object(uri)
+    assert not has_object(Aws(region=REGION), uri)
     told = json.loads(stoker(*words, "--check", "--diff", "--json").stdout)
     assert told["state"] == "changed"
     assert any(line.startswith("+") for line in told["diff"])

@@ -37,7 +37,7 @@ from stoker.records import (
 )
 from stoker.run.train import train
 from support import cloudwatch, sample_records
-from support.aws_answers import Answers, Clock, archive, tar
+from support.aws_answers import Answers, Clock, archive, has_object, tar
 from support.builders import clusters
 from support.moto_server import REGION, ROLE
 
@@ -188,7 +188,7 @@ def test_a_missing_quota_names_type_group_and_limit(platform, aws, answers, job)
     assert "'ml.c5.4xlarge for training job usage' is 1" in said
     assert "2 x ml.c5.4xlarge (group data)" in said
     assert "ml.g5.2xlarge" not in said
-    assert not aws.has_object(request.token_uri)
+    assert not has_object(aws, request.token_uri)
 
 
 ENUM = (
@@ -270,12 +270,11 @@ MISSING = "permission sagemaker:DescribeTrainingJob is missing"
     ],
 )
 def test_a_service_that_stays_away_leaves_the_job_and_its_way_back(
-    aws, answers, clock, job, code, words
+    platform, aws, answers, clock, job, monkeypatch, code, words
 ):
-    # Nobody logs in again: these clients stay as they are.
-    clients = {name: aws.client(name) for name in ("sagemaker", "s3", "logs")}
-    stale = Aws(clients=clients, sleep=clock.sleep, clock=clock)
-    request, run = submit(SageMakerPlatform(aws=stale), job)
+    # Nobody logs in again: the clients stay as they are.
+    monkeypatch.setattr(aws, "renew_login", lambda: None)
+    request, run = submit(platform, job)
     answers.always_refuse("sagemaker", "DescribeTrainingJob", code, "no")
     answers.watch("sagemaker", "StopTrainingJob")
     with pytest.raises(PlatformError, match="for 15 minutes") as caught:
@@ -287,7 +286,7 @@ def test_a_service_that_stays_away_leaves_the_job_and_its_way_back(
     assert UNREACHABLE_SECONDS <= clock.now <= UNREACHABLE_SECONDS + 3 * POLL_SECONDS
     run.stop()
     assert answers.count("StopTrainingJob") == 0
-    assert aws.has_object(request.token_uri)
+    assert has_object(aws, request.token_uri)
 
 
 # ---- stopping
@@ -308,7 +307,7 @@ def test_a_stop_that_is_refused_says_that_the_job_continues_and_how_to_end_it(
     assert f"the job {NAME} is not stopped" in left.what
     assert f"stop-training-job --training-job-name {NAME}" in left.fix
     # Its hosts may still read it.
-    assert aws.has_object(request.token_uri)
+    assert has_object(aws, request.token_uri)
 
 
 @pytest.mark.parametrize("status", ["Executing", "Stopping", "Stopped", "error"])
@@ -403,4 +402,4 @@ def test_missing_capacity_names_types_groups_and_the_next_plan(platform, aws, an
     said = str(caught.value)
     assert "2 x ml.c5.4xlarge (group data)" in said
     assert ("ml.g5.2xlarge (group dnn)" in said) == ("ml.c5.4xlarge" not in reason)
-    assert not aws.has_object(request.token_uri)
+    assert not has_object(aws, request.token_uri)

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from stoker.records import Decision, Evaluation, Training
+from support.aws_answers import has_object
 from support.sagemaker_containers import job_arn
 from support.sagemaker_execution import account
 from support.sagemaker_project import BATCH_SIZE, BUCKET, NUM_SAMPLES, OUT, TRAIN, Project, statuses
@@ -67,7 +68,7 @@ def test_a_failed_training_has_its_report_and_ends_the_run_with_its_words(projec
     assert "sample 7 is broken" in project.log(run, "Train")
     training = project.record(run, "training/training.json", Training)
     assert training.status == "failed"
-    assert project.aws.has_object(f"{OUT}/pipelines/mnist/{run.id}/evaluation/report.html")
+    assert has_object(project.aws, f"{OUT}/pipelines/mnist/{run.id}/evaluation/report.html")
     assert "the training failed" in run.reason, run.reason
     assert project.packages() == []
 

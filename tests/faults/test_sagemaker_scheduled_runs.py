@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import pytest
 
 from stoker.records import Decision, Training
+from support.aws_answers import has_object
 from support.moto_server import emptied
 from support.sagemaker_execution import Execution, account
 from support.sagemaker_project import BATCH_SIZE, NUM_SAMPLES, OUT, TRAIN, Project, statuses
@@ -61,7 +62,7 @@ def test_a_profile_that_is_reused_is_decided_on_and_the_heterogeneous_job_trains
     assert job["TrainingJobStatus"] == "Completed"
     # The token was read by the hosts, and is gone.
     assert "stoker_token" in project.account.containers.read[f"mnist--{run.id}"]
-    assert not project.aws.has_object(f"{OUT}/mnist--{run.id}/stoker_token/token")
+    assert not has_object(project.aws, f"{OUT}/mnist--{run.id}/stoker_token/token")
 
 
 def test_a_step_that_the_service_fails_is_tried_again_after_its_waits(runs):

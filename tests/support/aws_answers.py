@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from botocore.awsrequest import AWSResponse
 
-from stoker.platforms.aws import Aws
+from stoker.platforms.aws import Aws, split_uri
 
 Answer = Mapping[str, object]
 
@@ -22,6 +22,11 @@ def tar(*members: tuple[tarfile.TarInfo, bytes]) -> bytes:
             info.size = len(content)
             output.addfile(info, io.BytesIO(content))
     return packed.getvalue()
+
+
+def has_object(aws: Aws, uri: str) -> bool:
+    bucket, key = split_uri(uri)
+    return aws.find("s3", "HeadObject", Bucket=bucket, Key=key) is not None
 
 
 class Clock:

@@ -29,7 +29,7 @@ from stoker.platforms.kubernetes.api import ClusterApi
 from stoker.platforms.local import LocalPlatform
 from stoker.platforms.sagemaker import SageMakerPlatform
 from support import kubernetes_jobs, sagemaker_job
-from support.aws_answers import Clock
+from support.aws_answers import Clock, has_object
 from support.builders import clusters
 from support.cloudwatch import put_lines
 from support.kubernetes_api import KubernetesApi, kube_config, kubernetes_api
@@ -242,7 +242,11 @@ class SageMakerJob:
             for name, job in self._service.jobs.items()
             if job["TrainingJobStatus"] in ("InProgress", "Stopping")
         ]
-        tokens = filter(self._aws.has_object, map(token_uri, self._service.jobs or [NAME]))
+        tokens = [
+            uri
+            for uri in map(token_uri, self._service.jobs or [NAME])
+            if has_object(self._aws, uri)
+        ]
         return [*running, *tokens]
 
     def token(self, run: Run) -> str:

@@ -8,7 +8,7 @@ from botocore.exceptions import (
 from botocore.stub import Stubber
 
 from stoker.errors import StokerError, UsageError
-from stoker.platforms.aws import Aws, explained
+from stoker.platforms.aws import Aws
 
 KEYS = {"region_name": "eu-central-1", "aws_access_key_id": "x", "aws_secret_access_key": "x"}
 
@@ -39,7 +39,7 @@ def aws(clients, slept):
 
 
 def raised(error: Exception) -> StokerError:
-    with pytest.raises(StokerError) as caught, explained("sagemaker:CreateTrainingJob"):
+    with pytest.raises(StokerError) as caught, Aws().explained("sagemaker:CreateTrainingJob"):
         raise error
     return caught.value
 
@@ -74,7 +74,7 @@ def test_a_missing_permission_names_the_action(code, message, action):
         ("NoSuchBucket", "The bucket does not exist", "refused", "check the bucket's name"),
         ("ThrottlingException", "Rate exceeded", "away", "sagemaker:CreateTrainingJob 8 times"),
         ("SlowDown", "Reduce your request rate", "away", ""),
-        ("ExpiredTokenException", "The token is expired", "stale", "log in again"),
+        ("ExpiredTokenException", "The token is expired", "stale", "log in"),
     ],
 )
 def test_a_refusal_has_a_kind_and_says_what_to_do(code, message, kind, words):

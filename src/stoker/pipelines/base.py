@@ -38,7 +38,7 @@ from stoker.platforms.aws import Aws
 from stoker.platforms.base import JobSpec
 from stoker.platforms.kubernetes.api import ClusterApi
 from stoker.platforms.kubernetes.state import keep_profile, kept_profile
-from stoker.platforms.packing import check_program, check_requirements, package_of
+from stoker.platforms.packing import check_files, package_of
 from stoker.records import (
     Group,
     Json,
@@ -66,7 +66,6 @@ _KINDS: Mapping[str, Kind] = {
     **dict.fromkeys(("Float", "NUMBER_DOUBLE"), "number"),
     **dict.fromkeys(("Boolean", "BOOLEAN"), "boolean"),
 }
-_EXTRAS = {"kfp": "kubeflow", "sagemaker": "sagemaker"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -342,8 +341,7 @@ def pack_inputs(workload: Workload, *, folder: Path | None = None) -> Inputs:
 
     if settings.source is not None and not settings.source.startswith("s3://"):
         package = package_of((folder or Path.cwd()) / settings.source)
-        check_program(workload.command, package)
-        check_requirements(settings, package)
+        check_files(package, command=workload.command, settings=settings)
         code = kept(package.content, "code.tar.gz")
         placed = msgspec.structs.replace(settings, source=code)
         workload = msgspec.structs.replace(workload, sagemaker=placed)
@@ -387,13 +385,11 @@ def project_pipeline(target: str, *, folder: Path, carried: Sequence[Path] = CAR
     except MissingExtraError:
         raise
     except ImportError as err:
-        extra = _EXTRAS.get((err.name or "").partition(".")[0])
         raise UsageError(
             f"the pipeline cannot be imported: {err}",
             where=f"{root / path} and what it imports",
-            fix=install_command(extra)
-            if extra
-            else f"correct the import, or add the file (docs/{target}.md has an example)",
+            fix=f"correct the import, or add the file (docs/{target}.md has an example); for the "
+            f"library: {install_command(target)}",
         ) from err
     finally:
         sys.path.remove(str(root.resolve()))
@@ -474,7 +470,7 @@ def kept_profiles(workload: Workload, *, cluster: ClusterApi | None = None) -> K
         uri = f"{settings.output_uri.rstrip('/')}/stoker/profiles/{name}/{key}.json"
         write = partial(aws.write_object, uri, kms_key=settings.output_kms_key)
         found = KeptProfiles(
-            days=settings.cache_days, read=partial(aws.read_text, uri), write=write
+            days=settings.cache_days, read=lambda: aws.read_object(uri).decode(), write=write
         )
     else:
         return None
@@ -489,4 +485,4 @@ def given_profile(workload: Workload, named: str) -> str:
     if not named.startswith("s3://"):
         return named
     uri = named if named.endswith(".json") else f"{named.rstrip('/')}/profile.json"
-    return Aws(region=workload.sagemaker_region).read_text(uri)
+    return Aws(region=workload.sagemaker_region).read_object(uri).decode()

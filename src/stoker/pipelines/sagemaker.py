@@ -64,8 +64,7 @@ class SageMakerClient(PipelineClient):
         assert settings
         # Before the definition: a run that a schedule starts in between finds them.
         for uri, content in compiled.uploads.items():
-            if not aws.has_object(uri):
-                aws.write_object(uri, content, kms_key=settings.output_kms_key)
+            aws.create_object(uri, content, kms_key=settings.output_kms_key)
         pipeline = self._find(compiled.name)
         action = "unchanged"
         if pipeline is None:

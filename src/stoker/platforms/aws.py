@@ -24,7 +24,6 @@ from stoker.repeat import (
     ResultT,
     Sleep,
     Suppressed,
-    may_pass,
     repeated,
 )
 
@@ -36,57 +35,29 @@ MAX_ATTEMPTS = 8
 CONNECT_SECONDS = 10.0
 READ_SECONDS = 60.0
 
-_ACTION = re.compile(r"perform:? ([a-z0-9-]+:[A-Za-z*]+)")
+_RIGHT = re.compile(r"perform:? ([a-z0-9-]+:[A-Za-z*]+)")
 # By `CODE: MESSAGE`, as some services name the reason only in the message. The first that fits.
-_KINDS: tuple[tuple[ServiceErrorKind, str], ...] = (
-    ("away", r"RequestTimeout:|PriorRequestNotComplete|ConditionalRequestConflict|SlowDown"),
-    ("away", r"\w*(Throttl|TooManyRequests)|RequestLimitExceeded"),
-    ("stale", r"ExpiredToken|InvalidClientTokenId|RequestExpired|UnrecognizedClient"),
-    ("stale", r"RequestTimeTooSkewed|InvalidSignature|SignatureDoesNotMatch"),
-    ("stale", r"CredentialRetrieval|SSO|TokenRetrieval|UnauthorizedSSO|NoCredentials"),
-    ("denied", r"AccessDenied|UnauthorizedOperation|403|.*not authorized"),
-    ("taken", r"PreconditionFailed|412|ResourceInUse"),
-    # A bucket that does not exist is a wrong name in the workload.
-    ("refused", r"NoSuchBucket"),
-    ("missing", r"ResourceNotFound|NoSuch|ParameterNotFound|404|NotFound"),
-    ("missing", r".*(does not exist|not found|could not find)"),
-)
+_KINDS: Mapping[ServiceErrorKind, str] = {
+    "stale": r"ExpiredToken|InvalidClientTokenId|RequestExpired|UnrecognizedClient|CredentialRetri"
+    r"|RequestTimeTooSkewed|InvalidSignature|SignatureDoesNotMatch|SSO|TokenRetri|UnauthorizedSSO",
+    "away": r"RequestTimeout:|PriorRequestNotComplete|ConditionalRequestConflict|SlowDown"
+    r"|\w*(Throttl|TooManyRequests)|RequestLimitExceeded",
+    "denied": r"AccessDenied|UnauthorizedOperation|403|.*not authorized",
+    "taken": r"PreconditionFailed|412|ResourceInUse",
+    # In a terminal the user may never have logged in. A wrong bucket is one of the workload's.
+    "refused": r"NoCredentials|NoSuchBucket",
+    "missing": r"ResourceNotFound|NoSuch|ParameterNotFound|404|NotFound"
+    r"|.*(does not exist|not found|could not find)",
+}
+_LOG_IN = "log in (aws configure, aws sso login), or run under a role; check this machine's clock"
+# By kind, or code.
 _FIXES: Mapping[str, str] = {
-    "stale": "log in again (aws configure, aws sso login), or run under a role; and check this "
-    "machine's clock",
+    "stale": _LOG_IN,
+    "NoCredentialsError": _LOG_IN,
     "away": "try again in a minute; check the network (a proxy, a VPC's endpoints) and the region",
     "NoSuchBucket": "check the bucket's name, or create it",
+    "NoRegionError": "set AWS_REGION, or sagemaker.region",
 }
-
-
-def _refusal(
-    code: str, message: str, action: str, where: str, *, status: int = 0, is_answer: bool = True
-) -> ServiceError:
-    """Returns the error for a refusal as botocore has parsed it, or for no answer.
-
-    Args:
-        code: The service's, or the name of botocore's own error.
-        message: In the service's words.
-        action: The call in IAM's terms.
-        where: The object; empty: the action.
-        status: HTTP's.
-        is_answer: Whether the service has answered.
-    """
-    what = f"{code}: {message}"
-    matching = (kind for kind, form in _KINDS if re.match(form, what, re.IGNORECASE | re.DOTALL))
-    kind = next(matching, "refused" if is_answer else "away")
-    # Without a final answer: a timeout, a proxy that wants a login, throttling.
-    if status >= 500 or status in (407, 408, 429) or not (is_answer or kind == "stale"):
-        kind = "away"
-    fix = _FIXES.get(kind) or _FIXES.get(code, "")
-    if kind == "denied":
-        named = _ACTION.search(message)
-        right = named[1] if named else action
-        what = f"permission {right} is missing: {message}"
-        fix = f"allow {right} as configs/sagemaker/stoker.yaml does"
-    elif kind == "away":
-        what = f"AWS did not answer {action} {MAX_ATTEMPTS} times: {what}"
-    return ServiceError(what, where=where or action, fix=fix, code=code, action=action, kind=kind)
 
 
 def tag_list(tags: Mapping[str, str]) -> list[Json]:
@@ -112,15 +83,15 @@ class Aws:
     ) -> None:
         # boto3 does not read AWS_REGION.
         self._region = region or cloud_region()
-        self._given = dict(clients or {})
-        self._clients = dict(self._given)
+        self._clients = dict(clients or {})
         self.sleep = sleep
         self.clock = clock
 
     def client(self, service: str) -> object:
         """Returns the boto3 client of a service; raises UsageError without boto3 or a region."""
         if service not in self._clients:
-            self._clients[service] = _new_client(service, self._region)
+            with self.explained(f"{service}:*"):
+                self._clients[service] = _new_client(service, self._region)
         return self._clients[service]
 
     def renew_login(self) -> None:
@@ -128,7 +99,7 @@ class Aws:
         import boto3
 
         boto3.setup_default_session()
-        self._clients = dict(self._given)
+        self._clients.clear()
 
     @property
     def region(self) -> str:
@@ -143,21 +114,7 @@ class Aws:
         tell: Callable[[ServiceError], None] = lambda error: None,
     ) -> ResultT:
         """Repeats a call that AWS does not answer, or for which the login must be renewed."""
-
-        def is_passing(error: ServiceError) -> bool:
-            if error.kind == "stale":
-                self.renew_login()
-            # In a terminal the user may never have logged in.
-            return may_pass(error) and error.code != "NoCredentialsError"
-
-        return repeated(
-            call,
-            seconds=seconds,
-            is_passing=is_passing,
-            tell=tell,
-            sleep=self.sleep,
-            clock=self.clock,
-        )
+        return repeated(call, seconds=seconds, tell=tell, sleep=self.sleep, clock=self.clock)
 
     def call(self, service: str, operation: str, **parameters: object) -> dict[str, Json]:
         """Calls an operation of the API; returns the answer as JSON (times as ISO 8601 in UTC).
@@ -165,7 +122,8 @@ class Aws:
         Raises ServiceError if AWS refuses it or is away, UsageError for a wrong parameter.
         """
         answer = _json(self._sent(service, operation, parameters))
-        return {key: value for key, value in answer.items() if key != "ResponseMetadata"}
+        answer.pop("ResponseMetadata", None)
+        return answer
 
     def _sent(
         self, service: str, operation: str, parameters: Mapping[str, object], *, where: str = ""
@@ -173,9 +131,42 @@ class Aws:
         client = self.client(service)
         from botocore import xform_name
 
-        with explained(f"{service}:{operation}", where=where):
+        with self.explained(f"{service}:{operation}", where=where):
             answer: Mapping[str, object] = getattr(client, xform_name(operation))(**parameters)
         return answer
+
+    @contextlib.contextmanager
+    def explained(self, action: str, *, where: str = "") -> Iterator[None]:
+        """Turns botocore's errors into ServiceError; into UsageError for a wrong parameter.
+
+        Args:
+            action: The call in IAM's terms.
+            where: The object; empty: the action.
+        """
+        from botocore import exceptions
+        from botocore.parsers import ResponseParserError
+        from urllib3.exceptions import HTTPError
+
+        try:
+            yield
+        except exceptions.ClientError as err:
+            error = err.response.get("Error", {})
+            code, message = str(error.get("Code", "")), str(error.get("Message", "")).strip()
+            status = err.response.get("ResponseMetadata", {}).get("HTTPStatusCode") or 0
+            # A timeout, a proxy that wants a login, throttling.
+            is_away = status >= 500 or status in (407, 408, 429)
+            kind = "away" if is_away else _kind_of(f"{code}: {message}", "refused")
+            if kind == "stale":
+                self.renew_login()
+            raise _refusal(kind, code, message, action=action, where=where) from err
+        except (exceptions.ParamValidationError, exceptions.NoRegionError) as err:
+            fix = _FIXES.get(type(err).__name__, "")
+            raise UsageError(str(err).replace("\n", "; "), where=where or action, fix=fix) from err
+        except (exceptions.BotoCoreError, ResponseParserError, HTTPError) as err:
+            code = type(err).__name__
+            raise _refusal(
+                _kind_of(code, "away"), code, str(err), action=action, where=where
+            ) from err
 
     def _s3(self, operation: str, uri: str, **parameters: object) -> Mapping[str, object]:
         bucket, key = split_uri(uri)
@@ -194,7 +185,7 @@ class Aws:
         client = self.client(service)
         from botocore import xform_name
 
-        with explained(f"{service}:{operation}"):
+        with self.explained(f"{service}:{operation}"):
             paginator = getattr(client, "get_paginator")(xform_name(operation))  # noqa: B009
             for page in paginator.paginate(**parameters):
                 yield from mappings(_json(page), items)
@@ -203,14 +194,11 @@ class Aws:
         with self.open_object(uri) as content:
             return content.read()
 
-    def read_text(self, uri: str) -> str:
-        return self.read_object(uri).decode(errors="replace")
-
     @contextlib.contextmanager
     def open_object(self, uri: str) -> Iterator[IO[bytes]]:
         """Opens an object as a stream; raises ServiceError, also if the stream breaks off."""
         body = cast("IO[bytes]", self._s3("GetObject", uri)["Body"])
-        with explained("s3:GetObject", where=uri), contextlib.closing(body):
+        with self.explained("s3:GetObject", where=uri), contextlib.closing(body):
             yield body
 
     def write_object(
@@ -235,12 +223,6 @@ class Aws:
         """Deletes an object, which may be missing."""
         self._s3("DeleteObject", uri)
 
-    def has_object(self, uri: str) -> bool:
-        # Under the right to read it; the content is not read.
-        with Suppressed("missing"), self.open_object(uri):
-            return True
-        return False
-
 
 @functools.cache
 def service_model(service: str) -> "ServiceModel":
@@ -262,33 +244,24 @@ def split_uri(uri: str) -> tuple[str, str]:
     return bucket, key
 
 
-@contextlib.contextmanager
-def explained(action: str, *, where: str = "") -> Iterator[None]:
-    """Turns botocore's errors into ServiceError, and UsageError for what does not fit its model."""
-    from botocore.exceptions import (
-        BotoCoreError,
-        ClientError,
-        NoRegionError,
-        ParamValidationError,
-    )
-    from botocore.parsers import ResponseParserError
-    from urllib3.exceptions import HTTPError
+def _kind_of(what: str, default: ServiceErrorKind) -> ServiceErrorKind:
+    matching = (kind for kind, form in _KINDS.items() if re.match(form, what, re.I | re.S))
+    return next(matching, default)
 
-    try:
-        yield
-    except ClientError as err:
-        error = err.response.get("Error", {})
-        code, message = str(error.get("Code", "")), str(error.get("Message", "")).strip()
-        status = err.response.get("ResponseMetadata", {}).get("HTTPStatusCode") or 0
-        raise _refusal(code, message, action, where, status=status) from err
-    except ParamValidationError as err:
-        raise UsageError(str(err).replace("\n", "; "), where=where or action) from err
-    except NoRegionError as err:
-        raise UsageError(
-            "no AWS region is known", where=action, fix="set AWS_REGION, or sagemaker.region"
-        ) from err
-    except (BotoCoreError, ResponseParserError, HTTPError) as err:
-        raise _refusal(type(err).__name__, str(err), action, where, is_answer=False) from err
+
+def _refusal(
+    kind: ServiceErrorKind, code: str, message: str, *, action: str, where: str
+) -> ServiceError:
+    what = f"{code}: {message}"
+    fix = _FIXES.get(kind) or _FIXES.get(code, "")
+    if kind == "denied":
+        named = _RIGHT.search(message)
+        right = named[1] if named else action
+        what = f"permission {right} is missing: {message}"
+        fix = f"allow {right} as configs/sagemaker/stoker.yaml does"
+    elif kind == "away":
+        what = f"AWS did not answer {action} {MAX_ATTEMPTS} times: {what}"
+    return ServiceError(what, where=where or action, fix=fix, code=code, action=action, kind=kind)
 
 
 def _new_client(service: str, region: str | None) -> object:
@@ -302,8 +275,7 @@ def _new_client(service: str, region: str | None) -> object:
         read_timeout=READ_SECONDS,
         retries={"mode": "standard", "max_attempts": MAX_ATTEMPTS},
     )
-    with explained(f"{service}:*"):
-        client: object = boto3.client(service, region_name=region, config=config)
+    client: object = boto3.client(service, region_name=region, config=config)
     return client
 
 
@@ -312,9 +284,7 @@ def _json(answer: Mapping[str, object]) -> dict[str, Json]:
     return document
 
 
-def _text(value: object) -> str:
-    if not isinstance(value, datetime):
-        return str(value)
+def _text(value: datetime) -> str:
     # As in logs and records, so that they sort together.
     text = value.astimezone(UTC).isoformat(timespec="milliseconds")
     return text.replace("+00:00", "Z")

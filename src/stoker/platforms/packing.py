@@ -10,7 +10,6 @@ A file that is named as secrets are is refused, not left out: the training may n
 import gzip
 import io
 import os
-import re
 import subprocess
 import tarfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -97,8 +96,6 @@ kubeconfig
 !*.dist
 !*.pub
 """
-# Programs whose first argument is a script.
-_INTERPRETER = re.compile(r"(?:.*/)?(?:python|pypy)[\d.]*|(?:.*/)?(?:ba|da)?sh")
 _MAX_NAMED = 3
 
 
@@ -108,19 +105,19 @@ class SourcePackage:
 
     Attributes:
         content: A .tar.gz that depends only on the files' names, contents and executable bits.
-        sizes: Bytes of each file, by its path in the folder; of a link 0.
+        sizes: Bytes of each file, by its path in the folder.
     """
 
     content: bytes
     sizes: Mapping[str, int]
 
 
-def package_of(folder: Path, *, max_bytes: int = MAX_CODE_BYTES) -> SourcePackage:
+def package_of(folder: Path) -> SourcePackage:
     """Packs the files of `folder` that the module's docstring says.
 
     Raises:
-        UsageError: If the folder is missing, or has more than `max_bytes` (unpacked); if a file is
-            named as secrets are, or a link leaves the folder; if git does not list a checkout.
+        UsageError: If the folder is missing, or has more than MAX_CODE_BYTES (unpacked); if a file
+            is named as secrets are, or a link leaves the folder; if git does not list a checkout.
     """
     if not folder.is_dir():
         raise UsageError(f"no such folder: {folder}", fix="check sagemaker.source")
@@ -128,12 +125,11 @@ def package_of(folder: Path, *, max_bytes: int = MAX_CODE_BYTES) -> SourcePackag
     sizes = {name: (folder / name).lstat().st_size for name in names}
     total = sum(sizes.values())
     # Before anything is read: a folder of data would fill the memory.
-    if total > max_bytes:
+    if total > MAX_CODE_BYTES:
         largest = sorted(names, key=lambda name: -sizes[name])[:_MAX_NAMED]
-        named = ", ".join(f"{printable(name)} ({size(sizes[name])})" for name in largest)
         raise UsageError(
-            f"the code is too large to pack: {size(total)}; at most {size(max_bytes)}",
-            where=f"{folder}, largest: {named}",
+            f"the code is too large to pack: {size(total)}; at most {size(MAX_CODE_BYTES)}",
+            where=f"{folder}, largest files: {printable(', '.join(largest))}",
             fix=f"keep data out of the code's folder ({IGNORE_FILE}), and pass it as a channel",
         )
     packed = io.BytesIO()
@@ -143,41 +139,46 @@ def package_of(folder: Path, *, max_bytes: int = MAX_CODE_BYTES) -> SourcePackag
         tarfile.open(fileobj=compressed, mode="w", format=tarfile.PAX_FORMAT) as archive,
     ):
         for name in names:
-            _add(archive, folder, name)
+            path = folder / name
+            # Time, owner and group are zero: only name and content count.
+            entry = tarfile.TarInfo(name)
+            content = b""
+            if path.is_symlink():
+                entry.type = tarfile.SYMTYPE
+                entry.mode = 0o777
+                entry.linkname = os.readlink(path)
+            else:
+                content = path.read_bytes()
+                # Two modes only: other bits come from the umask of the checkout.
+                entry.mode = 0o755 if os.access(path, os.X_OK) else 0o644
+                entry.size = len(content)
+            archive.addfile(entry, io.BytesIO(content))
     return SourcePackage(content=packed.getvalue(), sizes=sizes)
 
 
-def check_requirements(settings: SageMakerSettings, package: SourcePackage) -> None:
-    """Refuses requirements that are not in the package."""
-    name = requirements_named(settings.requirements, files=package.sizes)
-    if name and name not in package.sizes:
-        files = [each for each in package.sizes if each.endswith(".txt")]
-        raise UsageError(
-            f"the file {name} is not in the packed code",
-            where="key sagemaker.requirements",
-            fix=nearest(name, [*files, "auto", "none"]),
-        )
-
-
-def check_program(command: Sequence[str], package: SourcePackage) -> None:
-    """Refuses a command whose script, by a path within the code's folder, is not in the package."""
-    script = command[0]
-    if _INTERPRETER.fullmatch(script):
-        script = next(iter(command[1:]), "")
-    # An interpreter's option comes first: the word after it may be its value, and no script.
-    if script.startswith(("-", "/", "..")) or not script.endswith((".py", ".sh")):
-        return
-    if os.path.normpath(script) in package.sizes:
-        return
-    raise UsageError(
-        f"the command's script {printable(script)} is not in the packed code",
-        where="key command, key sagemaker.source",
-        fix=nearest(script, [name for name in package.sizes if name.endswith(script[-3:])]),
-    )
+def check_files(
+    package: SourcePackage, *, command: Sequence[str], settings: SageMakerSettings
+) -> None:
+    """Refuses a command's script, by a path within the folder, or requirements not packed."""
+    # `train.py` or `python train.py`: a later word may be an option's value.
+    scripts = (word for word in command[:2] if word.endswith((".py", ".sh")))
+    needed = {
+        "key command": os.path.normpath(next(scripts, "/")),
+        "key sagemaker.requirements": requirements_named(
+            settings.requirements, files=package.sizes
+        ),
+    }
+    for where, name in needed.items():
+        if name and not name.startswith(("/", "..")) and name not in package.sizes:
+            raise UsageError(
+                f"the file {printable(name)} is not in the packed code",
+                where=f"{where}, key sagemaker.source",
+                fix=nearest(name, [each for each in package.sizes if each.endswith(name[-3:])]),
+            )
 
 
 def _packed_names(folder: Path) -> Iterator[str]:
-    """Yields the paths of files and links to pack, relative to `folder`; refuses secrets."""
+    """Yields the paths of files and links to pack, relative to `folder`."""
     try:
         from pathspec import GitIgnoreSpec
     except ImportError as err:
@@ -187,77 +188,52 @@ def _packed_names(folder: Path) -> Iterator[str]:
     lines = file.read_text(encoding="utf-8-sig").splitlines() if file.is_file() else []
     left_out = GitIgnoreSpec.from_lines([*_LEFT_OUT.split(), *lines])
     secret = GitIgnoreSpec.from_lines([*_SECRETS.split(), *lines])
-    names = _listed_by_git(folder)
-    if names is None:
-        found = (path for path in folder.rglob("*") if path.is_symlink() or path.is_file())
-        names = [path.relative_to(folder).as_posix() for path in found]
-    secrets = []
-    for name in names:
-        # A submodule that is not checked out: it is refused, or left out by its line.
-        is_folder = (folder / name).is_dir() and not (folder / name).is_symlink()
-        if left_out.match_file(f"{name}/" if is_folder else name):
-            continue
-        if secret.match_file(name):
-            secrets.append(printable(name))
-        yield name
-    if secrets:
-        raise UsageError(
-            "the code seems to contain secrets, which would lie in S3 and on all hosts: "
-            + ", ".join(secrets[:_MAX_NAMED]),
-            where=str(folder),
-            fix=f"leave them out: a line '{secrets[0]}' in {IGNORE_FILE}; if it is no secret: "
-            f"'!{secrets[0]}'",
-        )
-
-
-def _listed_by_git(folder: Path) -> list[str] | None:
-    """Returns what git tracks in a folder, and what is new and not ignored; None: no checkout."""
     top = folder.resolve()
-    if not any((above / ".git").exists() for above in (top, *top.parents)):
-        return None
-    names: list[str] = []
+    is_checkout = any((above / ".git").exists() for above in (top, *top.parents))
+    for name in _listed_by_git(folder) if is_checkout else _walked(folder):
+        if left_out.match_file(name):
+            continue
+        path = folder / name
+        what = ""
+        if secret.match_file(name):
+            what = "seems to be a secret, which would lie in S3 and on all hosts"
+        elif path.is_symlink():
+            target = os.readlink(path)
+            if os.path.isabs(target) or not path.resolve().is_relative_to(top):
+                what = f"is a link that leaves the folder: {target}"
+        elif path.is_dir():
+            what = "is no file: a submodule that is not checked out, or a repository"
+        if what:
+            raise UsageError(
+                f"{printable(name)} {what}",
+                where=str(folder),
+                fix=f"leave it out: a line '{name}' in {IGNORE_FILE}; a file that is no secret: "
+                f"'!{name}'; a submodule: git submodule update --init",
+            )
+        yield name
+
+
+def _walked(folder: Path) -> Iterator[str]:
+    for path in folder.rglob("*"):
+        if path.is_symlink() or path.is_file():
+            yield path.relative_to(folder).as_posix()
+
+
+def _listed_by_git(folder: Path) -> Iterator[str]:
+    """Yields what git tracks in a folder, and what is new and not ignored."""
     for which in (("--cached", "--recurse-submodules"), ("--others", "--exclude-standard")):
         # A monitor is a program that the repository's settings name.
         words = ["git", "-c", "core.fsmonitor=false", "ls-files", "-z", *which]
         try:
             # Its own words on what is wrong stand in the terminal.
-            done = subprocess.run(words, cwd=folder, stdout=subprocess.PIPE, check=True)
+            listed = subprocess.check_output(words, cwd=folder)
         except (OSError, subprocess.CalledProcessError) as err:
             raise UsageError(
                 f"git does not list the files of this checkout: {err}",
                 where=str(folder),
                 fix="correct that, or pack a copy of the folder outside of the checkout",
             ) from err
-        names += os.fsdecode(done.stdout).split("\0")[:-1]
-    # Others were deleted, and the commit that says so is still to come.
-    return [name for name in names if os.path.lexists(folder / name)]
-
-
-def _add(archive: tarfile.TarFile, folder: Path, name: str) -> None:
-    path = folder / name
-    # Time, owner and group are zero: only name and content count.
-    entry = tarfile.TarInfo(name)
-    if path.is_symlink():
-        entry.type = tarfile.SYMTYPE
-        entry.mode = 0o777
-        entry.linkname = os.readlink(path)
-        is_inside = path.resolve().is_relative_to(folder.resolve())
-        if os.path.isabs(entry.linkname) or not is_inside:
-            raise UsageError(
-                f"the link {name} leaves the folder: {entry.linkname}",
-                where=str(folder),
-                fix=f"replace it with a copy of what it points to, or leave it out ({IGNORE_FILE})",
-            )
-        archive.addfile(entry)
-        return
-    if path.is_dir():
-        raise UsageError(
-            f"{printable(name)} is no file: a submodule that is not checked out, or a repository",
-            where=str(folder),
-            fix=f"git submodule update --init, or the line '{name}' in {IGNORE_FILE}",
-        )
-    content = path.read_bytes()
-    # Two modes only: other bits come from the umask of the checkout.
-    entry.mode = 0o755 if os.access(path, os.X_OK) else 0o644
-    entry.size = len(content)
-    archive.addfile(entry, io.BytesIO(content))
+        for name in os.fsdecode(listed).split("\0")[:-1]:
+            # Others were deleted, and the commit that says so is still to come.
+            if os.path.lexists(folder / name):
+                yield name

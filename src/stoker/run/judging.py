@@ -175,7 +175,7 @@ def champion_quality(aws: Aws, group: str) -> dict[str, float] | None:
             where=f"model package group {group}",
             fix="approve a model that stoker's pipeline registered, or write numbers into the gate",
         )
-    return read_json(aws.read_text(uri), Evaluation).numbers
+    return read_json(aws.read_object(uri).decode(), Evaluation).numbers
 
 
 def pass_gate(evaluation_file: Path, *, champions: str) -> None:

@@ -25,7 +25,7 @@ from stoker.errors import (
 from stoker.logs import EventName, Log
 from stoker.platforms.aws import Aws
 from stoker.platforms.base import JobSpec
-from stoker.platforms.packing import check_program, check_requirements, package_of
+from stoker.platforms.packing import check_files, package_of
 from stoker.platforms.sagemaker.request import REQUEST_TAG, SageMakerRequest, plan_request
 from stoker.records import Json, bare_type
 from stoker.records.base import Document, mappings, text
@@ -149,8 +149,7 @@ def packed_code(request: SageMakerRequest) -> bytes:
     if request.code_folder is None or settings is None:
         return b""
     package = package_of(request.code_folder)
-    check_program(request.job.command, package)
-    check_requirements(settings, package)
+    check_files(package, command=request.job.command, settings=settings)
     return package.content
 
 
