@@ -7,6 +7,7 @@ name any other type, and then gets the whole machine.
 
 import contextlib
 import fcntl
+import itertools
 import json
 import math
 import os
@@ -18,6 +19,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -65,7 +67,7 @@ GRACE_SECONDS = 30.0
 STOP_OTHERS_SECONDS = 1.0
 _POLL_SECONDS = 0.05
 # End of a host's log that is searched for the reason of a failure.
-_LAST_BYTES = 16 << 10
+_LAST_LINES = 200
 _TYPE = re.compile(r"(?:ml\.)?local\.c([1-9]\d*)")
 SHARED_CORES = "hosts share cores"
 UNPINNED = "this system cannot pin processes to cores"
@@ -136,27 +138,26 @@ class LocalPlatform(Platform[LocalRequest]):
             channel_folder(name, channel.uri)
         # Numbered from the last group: algo-1 need not lead on SageMaker either.
         number = sum(group.count for group in job.groups)
-        offset = 0
-        hosts = []
+        num_used = 0
+        # Begins again after the last one: then hosts share cores.
+        ring = itertools.cycle(self._cores)
+        hosts: list[LocalHost] = []
         for group in job.groups:
             number -= group.count
             size = self._num_cores(group, job)
-            for index in range(group.count):
-                # Wraps around: then hosts share cores.
-                places = range(offset, offset + min(size, len(self._cores)))
-                cores = {self._cores[place % len(self._cores)] for place in places}
-                hosts.append(
-                    LocalHost(
-                        name=f"algo-{number + index + 1}",
-                        group=group.name,
-                        role=group.role,
-                        instance_type=group.instance_type,
-                        cores=tuple(sorted(cores)),
-                        processes=group.processes_per_host or 1,
-                    )
+            hosts += [
+                LocalHost(
+                    name=f"algo-{number + index + 1}",
+                    group=group.name,
+                    role=group.role,
+                    instance_type=group.instance_type,
+                    cores=tuple(sorted(set(itertools.islice(ring, size)))),
+                    processes=group.processes_per_host or 1,
                 )
-                offset += size
-        reason = SHARED_CORES if offset > len(self._cores) else ""
+                for index in range(group.count)
+            ]
+            num_used += size * group.count
+        reason = SHARED_CORES if num_used > len(self._cores) else ""
         if not self._can_pin:
             reason = UNPINNED
         return LocalRequest(job=job, hosts=tuple(hosts), not_comparable=reason)
@@ -184,7 +185,12 @@ class LocalPlatform(Platform[LocalRequest]):
                 where=f"key secrets.{missing[0]}",
                 fix=f"export {missing[0]}=...",
             )
-        return LocalRun(request, environ=self._environ)
+        try:
+            return LocalRun(request, environ=self._environ)
+        except OSError as err:
+            what = f"the local run cannot start: {err.strerror or err}"
+            where = str(err.filename or request.job.run_dir)
+            raise PlatformError(what, where=where) from None
 
     def _num_cores(self, group: Group, job: JobSpec) -> int:
         most = len(self._cores)
@@ -199,8 +205,7 @@ class LocalPlatform(Platform[LocalRequest]):
                     fix=f"use local.c{most}, or fewer cores",
                 )
             return number
-        is_local = group.instance_type.startswith(("local.", "ml.local."))
-        if not is_local and sum(each.count for each in job.groups) == 1:
+        if "local." not in group.instance_type and sum(each.count for each in job.groups) == 1:
             return most
         raise UsageError(
             f"the local platform has no instance type {group.instance_type}",
@@ -216,14 +221,11 @@ class StartedHost:
 
     Attributes:
         marker: In the environment of all its processes; some may leave its session.
-        ended_at: When its end was seen; infinite before.
     """
 
     host: LocalHost
     process: "subprocess.Popen[bytes]"
     marker: bytes
-    is_terminated: bool = False
-    ended_at: float = math.inf
 
     def kill(self) -> None:
         """Kills all its processes; blocks for KILL_SECONDS twice, at most."""
@@ -240,7 +242,8 @@ class LocalRun(Run):
 
     Raises:
         UsageError: If a channel's folder does not exist.
-        PlatformError: If a run of this folder still runs, or a host cannot be started.
+        PlatformError: If a run of this folder still runs.
+        OSError: If a host cannot be started.
     """
 
     def __init__(self, request: LocalRequest, *, environ: Mapping[str, str]) -> None:
@@ -249,10 +252,11 @@ class LocalRun(Run):
         self._request = request
         self._token_file = (job.run_dir / TOKEN_FILE).absolute()
         self._events: list[Event] = []
-        self._failure = ""
-        # When its end began, without its leader's doing; and whether `stop` asked for it.
-        self._stopping_at = math.inf
+        # Why the run ends, if its leader did not end it; and whether `stop` asked for that.
+        self._failure: str | None = None
         self._is_stopped = False
+        # When the hosts that still run are to end: other hosts than the leader, and all of them.
+        self._stop_others_at = self._kill_at = math.inf
         # Any thread may call `stop`.
         self._looking = threading.Lock()
         self._end: JobEnd | None = None
@@ -263,11 +267,8 @@ class LocalRun(Run):
         self._lock = lock_run_folder(job.run_dir, run=job.name)
         try:
             self._start(environ)
-        except BaseException as err:
+        except BaseException:
             self._clean_up()
-            if isinstance(err, OSError):
-                what = f"the local run cannot start: {err.strerror or err}"
-                raise PlatformError(what, where=str(err.filename or job.run_dir)) from None
             raise
 
     def lines(self) -> Iterator[LogLine]:
@@ -295,18 +296,15 @@ class LocalRun(Run):
 
     def stop(self) -> None:
         """Stops the job; blocks for GRACE_SECONDS plus the time to kill; an interrupt kills it."""
-        if not self._has_ended():
+        if not self._has_ended() and not self._is_stopped:
             self._is_stopped = True
-            self._stopping_at = min(self._stopping_at, time.monotonic())
-        kill_seconds = KILL_SECONDS * 2 * len(self._hosts)
-        deadline = time.monotonic() + GRACE_SECONDS + kill_seconds
-        while time.monotonic() < deadline:
+            self._begin_end()
+        while True:
             try:
-                if self._has_ended():
-                    return
-                time.sleep(_POLL_SECONDS)
+                self.wait()
+                return
             except (KeyboardInterrupt, TerminatedError):
-                self._stopping_at = -math.inf
+                self._kill_at = -math.inf
 
     def _start(self, environ: Mapping[str, str]) -> None:
         request = self._request
@@ -353,25 +351,29 @@ class LocalRun(Run):
                 self._look()
             return self._end is not None
 
-    def _look(self) -> None:
+    def _begin_end(self) -> None:
+        """Asks the leader to end, and lets `_look` ask the others; a second SIGTERM is no grace."""
+        self._hosts[0].process.terminate()
         now = time.monotonic()
-        leader = self._hosts[0]
+        self._stop_others_at = now + STOP_OTHERS_SECONDS
+        self._kill_at = min(self._kill_at, now + GRACE_SECONDS)
+
+    def _look(self) -> None:
+        leader, *others = self._hosts
         for started in self._hosts:
-            if started.ended_at == math.inf and started.process.poll() is not None:
-                started.ended_at = now
+            if started.process.returncode is not None:
+                continue
+            if started.process.poll() is not None:
                 self._take_end(started)
-        running = [started for started in self._hosts if started.ended_at == math.inf]
-        for started in running:
-            delay = 0.0 if started is leader else STOP_OTHERS_SECONDS
-            if now >= min(self._stopping_at, leader.ended_at) + GRACE_SECONDS:
+            elif time.monotonic() >= self._kill_at:
                 self._note("killed: it did not end in time", started.host)
                 started.kill()
-            # Once each: a second SIGTERM ends a host at once.
-            elif now >= self._stopping_at + delay and not started.is_terminated:
-                started.is_terminated = True
+        if time.monotonic() >= self._stop_others_at:
+            self._stop_others_at = math.inf
+            for started in others:
                 started.process.terminate()
-        if not running:
-            self._end = self._conclude()
+        if all(started.process.returncode is not None for started in self._hosts):
+            self._end = self._conclude(leader)
             self._clean_up()
 
     def _take_end(self, started: StartedHost) -> None:
@@ -380,18 +382,20 @@ class LocalRun(Run):
         code = started.process.returncode
         host = started.host
         self._note(f"host ended with {ended_words(code)}", host)
+        if started is self._hosts[0]:
+            self._kill_at = min(self._kill_at, time.monotonic() + GRACE_SECONDS)
         # The leader's end decides. A killed data host is replaced by the others; an exit code means
         # that it cannot serve.
-        is_decided = min(self._stopping_at, self._hosts[0].ended_at) < math.inf
-        if host.role == "data" and code > 0 and not is_decided:
+        elif host.role == "data" and code > 0 and self._kill_at == math.inf:
             log = self._request.log_file(host)
-            self._failure = f"{self._reason(started, f'data host {host.name}')}, see {log}"
-            self._stopping_at = started.ended_at
+            self._failure = f"{self._reason(started)}, see {log}"
+            self._begin_end()
 
-    def _reason(self, started: StartedHost, who: str) -> str:
-        with self._request.log_file(started.host).open("rb") as log:
-            log.seek(max(0, os.fstat(log.fileno()).st_size - _LAST_BYTES))
-            lines = log.read().decode(errors="replace").splitlines()
+    def _reason(self, started: StartedHost) -> str:
+        host = started.host
+        with self._request.log_file(host).open(errors="replace") as log:
+            lines = [line.rstrip() for line in deque(log, _LAST_LINES)]
+        who = f"{host.role} host {host.name}"
         return reason_of_failure(lines, who=who, exit_code=started.process.returncode)
 
     def _clean_up(self) -> None:
@@ -401,29 +405,23 @@ class LocalRun(Run):
         # Last: now another run may take the folder.
         os.close(self._lock)
 
-    def _conclude(self) -> JobEnd:
-        leader = self._hosts[0]
+    def _conclude(self, leader: StartedHost) -> JobEnd:
         base = self._request.base_dir(leader.host)
+        outputs, model = base / "output" / "data", base / "model"
+        training = leader_record(outputs)
         code = leader.process.returncode
-        training = leader_record(base / "output" / "data")
-        exit_code = code if code >= 0 else None
-        if training:
-            exit_code = training.exit_code
         status: EndState = "succeeded"
-        failure: str | None = None
-        is_ended = training is not None and training.status == "stopped" and not self._failure
-        if self._is_stopped or is_ended:
+        failure = self._failure or (training.failure if training else None)
+        if self._is_stopped or (training and training.status == "stopped" and not self._failure):
             status = "stopped"
         elif code != 0 or self._failure:
             status = "failed"
-            failure = self._failure or (training.failure if training else None)
-            failure = failure or self._reason(leader, f"dnn host {leader.host.name}")
-        model = base / "model"
+            failure = failure or self._reason(leader)
         return JobEnd(
             status=status,
-            exit_code=exit_code,
-            failure=failure,
-            output_dir=base / "output" / "data",
+            exit_code=training.exit_code if training else code if code >= 0 else None,
+            failure=failure if status == "failed" else None,
+            output_dir=outputs,
             model_uri=str(model) if model.is_dir() and any(model.iterdir()) else None,
             events=tuple(self._events),
         )
@@ -447,11 +445,11 @@ def channel_folder(name: str, uri: str) -> Path:
     """Returns the folder of a local channel, which need not exist."""
     scheme, _, path = uri.rpartition("://")
     if scheme not in ("", "file"):
-        fix = "copy the data to a folder and name that"
-        if scheme == "pvc":
-            fix = "set platform: kubernetes, whose pods mount the claim, or name a folder"
-        what = f"the local platform reads folders, not {uri}"
-        raise UsageError(what, where=f"key channels.{name}.uri", fix=fix)
+        raise UsageError(
+            f"the local platform reads folders, not {uri}",
+            where=f"key channels.{name}.uri",
+            fix="copy the data to a folder and name that; or set platform: kubernetes or sagemaker",
+        )
     return Path(path).absolute()
 
 
@@ -466,8 +464,8 @@ def make_job_folder(request: LocalRequest, host: LocalHost) -> None:
     for name, channel in channels_by_group(job)[host.group].items():
         data = channel_folder(name, channel.uri)
         if not data.is_dir():
-            fix = "check the channel's uri"
-            raise UsageError(f"no such folder: {data}", where=f"channel {name}", fix=fix)
+            where = f"key channels.{name}.uri"
+            raise UsageError(f"no such folder: {data}", where=where, fix="check its spelling")
         (base / "input" / "data" / name).symlink_to(data)
         channels[name] = PLAIN_CHANNEL
     groups: list[Json] = [
