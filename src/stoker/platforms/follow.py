@@ -7,8 +7,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, BinaryIO
 
-from stoker.errors import PlatformError, ServiceError
-from stoker.logs import Log
+from stoker.errors import PlatformError, ServiceError, StokerError
+from stoker.logs import EventName, Log
 from stoker.platforms.base import JobEnd, JobSpec, LogLine, Run
 
 # How long a terminal follows a job that it cannot see: control planes are upgraded while jobs run.
@@ -138,6 +138,19 @@ class FollowedRun(Run):
             self._end = self._conclude()
         return self._end
 
+    def stop(self) -> None:
+        """Stops the job unless it has ended or is left; blocks until its end, for minutes at most.
+
+        What keeps it from ending is in `remaining`.
+        """
+        if not (self._is_left or self._has_ended or self._remains):
+            try:
+                self._stop()
+            except StokerError as err:
+                self._remains = err.what
+                self._log.event(EventName.JOB_STOP_FAILED, job=self.name, why=err.what)
+        self._close()
+
     def leave(self) -> str:
         """Leaves the job to the next follower, unless its pipeline's run is being cancelled.
 
@@ -197,6 +210,13 @@ class FollowedRun(Run):
             self._failures.add(reason)
             fix = f"; {error.fix}" if error.fix else ""
             self._say(f"{error.what}; retrying, and the job continues{fix}")
+
+    @abstractmethod
+    def _stop(self) -> None:
+        """Stops the job and waits for its end; raises StokerError if it cannot."""
+
+    def _close(self) -> None:
+        self._files.close()
 
     @abstractmethod
     def _look(self) -> None:

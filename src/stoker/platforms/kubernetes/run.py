@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from stoker.errors import ServiceError, StokerError
+from stoker.errors import ServiceError
 from stoker.failure_reasons import reason_of_failure
 from stoker.logs import EventName, now_utc
 from stoker.platforms.base import JobEnd, LogLine, leader_record
@@ -93,27 +93,16 @@ class KubernetesRun(FollowedRun):
         self._poll_at = self._seen_at = self._drain_until = cluster.clock()
         self._is_stopped = False
 
-    def stop(self) -> None:
-        """Deletes the job unless it has ended, and blocks until its pods are gone.
+    def _stop(self) -> None:
+        """Deletes the job and reads its pods' last lines.
 
         That takes at most STOP_SECONDS beyond their grace period. May be called by any thread.
         """
-        if not (self._is_stopped or self._is_left or self._has_ended):
-            # Before the deletion: hosts that end from now on are awaited no more.
-            self._is_stopped = True
-            self._delete()
-            deadline = self._cluster.clock() + LAST_LINES_SECONDS
-            for log in list(self._logs.values()):
-                log.end()
-                log.join(max(0.0, deadline - self._cluster.clock()))
-            self._is_gone = True
-        self._is_drained = self._is_drained or self._is_left
-        self._close()
-
-    def _delete(self) -> None:
         grace = max(group.grace_seconds for group in self._request.groups)
         seconds = grace + STOP_SECONDS
         self._log.event(EventName.JOB_STOPPING, job=self.name, at_most_seconds=seconds)
+        # Before the deletion: hosts that end from now on are awaited no more.
+        self._is_stopped = True
         try:
             repeated(
                 lambda: delete_and_wait(
@@ -123,18 +112,22 @@ class KubernetesRun(FollowedRun):
                 sleep=self._cluster.sleep,
                 clock=self._cluster.clock,
             )
-        except StokerError as err:
-            self._remains = err.what
-            self._log.event(EventName.JOB_STOP_FAILED, job=self.name, why=err.what)
+        finally:
+            deadline = self._cluster.clock() + LAST_LINES_SECONDS
+            for log in list(self._logs.values()):
+                log.end()
+                log.join(max(0.0, deadline - self._cluster.clock()))
+            self._is_gone = True
 
     @property
     def _has_ended(self) -> bool:
         return self._is_gone or (self._status is not None and self._status.has_ended)
 
     def _close(self) -> None:
+        self._is_drained = self._is_drained or self._is_left
         for log in list(self._logs.values()):
             log.close()
-        self._files.close()
+        super()._close()
 
     def _look(self) -> None:
         """Takes a line of a log, or looks at the cluster when it is time to."""

@@ -77,23 +77,21 @@ def verdict_of(job: Document, *, has_checkpoints: bool) -> tuple[EndState, int |
     status = text(job, "TrainingJobStatus")
     if status == "Completed":
         return "succeeded", 0, None
-    reason = text(job, "FailureReason")
-    match = _EXIT_CODE.search(reason)
-    code = int(match[1]) if match else None
-    if status != "Stopped":
-        return "failed", code, reason or "the service gave no reason"
     # MaxRuntimeExceeded, MaxWaitTimeExceeded.
-    secondary = text(job, "SecondaryStatus")
-    if not secondary.startswith("Max"):
-        return "stopped", code, None
-    saved = "its progress is lost, as sagemaker.checkpoint_uri is not set"
-    if has_checkpoints:
+    limit = text(job, "SecondaryStatus")
+    if status == "Stopped" and not limit.startswith("Max"):
+        return "stopped", None, None
+    reason = text(job, "FailureReason") or "the service gave no reason"
+    match = _EXIT_CODE.search(reason)
+    if status == "Stopped":
         saved = "the next attempt continues from the last checkpoint"
-    why = (
-        f"the service stopped the job: {secondary}; {saved}; raise "
-        "sagemaker.max_run_seconds (with spot: MaxWaitTimeInSeconds in sagemaker.request)"
-    )
-    return "failed", code, why
+        if not has_checkpoints:
+            saved = "its progress is lost, as sagemaker.checkpoint_uri is not set"
+        reason = (
+            f"the service stopped the job: {limit}; {saved}; raise sagemaker.max_run_seconds "
+            "(with spot: MaxWaitTimeInSeconds in sagemaker.request)"
+        )
+    return "failed", int(match[1]) if match else None, reason
 
 
 class SageMakerRun(FollowedRun):
@@ -126,39 +124,12 @@ class SageMakerRun(FollowedRun):
         if self._has_looked:
             self._aws.sleep(poll_seconds(POLL_SECONDS))
         self._has_looked = True
-        if self._has_ended:
-            # Its last lines are late.
-            self._is_drained = not self._look_at_log()
-            self._is_drained |= self._aws.clock() >= self._reached_at + DRAIN_SECONDS
-        else:
+        had_ended = self._has_ended
+        if not had_ended:
             try:
                 self._observe()
-                self._reached_at = self._aws.clock()
             except PlatformError as err:
                 self._endure(err, failing_seconds=self._aws.clock() - self._reached_at)
-                if isinstance(err, ServiceError) and err.kind == "stale":
-                    self._aws.renew_login()
-            self._look_at_log()
-        if self._is_drained:
-            self._files.close()
-
-    def _observe(self) -> None:
-        """Looks at the job once, and tells what is new."""
-        name = self.name
-        self._state = self._aws.call("sagemaker", "DescribeTrainingJob", TrainingJobName=name)
-        # A step's message may change: then it is told again.
-        for step in mappings(self._state, "SecondaryStatusTransitions"):
-            what = f"{text(step, 'Status')}: {text(step, 'StatusMessage')}".removesuffix(": ")
-            event = Event(when=text(step, "StartTime"), what=what)
-            if event not in self._events:
-                self._events.append(event)
-                self._say(what)
-        reason = text(self._state, "FailureReason")
-        if self._has_ended and reason:
-            self._say(f"{text(self._state, 'TrainingJobStatus')}: {reason}")
-
-    def _look_at_log(self) -> bool:
-        """Emits the new lines; returns whether there were any."""
         lines: list[LogLine] = []
         try:
             lines = self._hosts_log.read()
@@ -166,7 +137,24 @@ class SageMakerRun(FollowedRun):
             # The training continues without its log.
             self._tell_failure(err)
         self._emit(*lines)
-        return bool(lines)
+        # Its last lines are late.
+        is_late = self._aws.clock() >= self._reached_at + DRAIN_SECONDS
+        if had_ended and (is_late or not lines):
+            self._is_drained = True
+            self._close()
+
+    def _observe(self) -> None:
+        """Looks at the job once, and tells what is new."""
+        name = self.name
+        self._state = self._aws.call("sagemaker", "DescribeTrainingJob", TrainingJobName=name)
+        self._reached_at = self._aws.clock()
+        # A step's message may change: then it is told again.
+        for step in mappings(self._state, "SecondaryStatusTransitions"):
+            what = f"{text(step, 'Status')}: {text(step, 'StatusMessage')}".removesuffix(": ")
+            event = Event(when=text(step, "StartTime"), what=what)
+            if event not in self._events:
+                self._events.append(event)
+                self._say(what)
 
     def _is_cancelled(self) -> bool:
         run = pipeline_execution()
@@ -178,22 +166,8 @@ class SageMakerRun(FollowedRun):
                 return answer.get("PipelineExecutionStatus") in ("Stopping", "Stopped")
         return False
 
-    def stop(self) -> None:
-        """Stops the job unless it has ended; blocks until its end, STOP_SECONDS at most.
-
-        What keeps it from ending is in `remaining`; such a job keeps its token.
-        """
-        if not (self._is_left or self._has_ended or self._remains):
-            try:
-                self._stop(deadline=self._aws.clock() + STOP_SECONDS)
-            except StokerError as err:
-                self._remains = err.what
-                self._log.event(EventName.JOB_STOP_FAILED, job=self.name, why=err.what)
-        if not self._is_left and not self._remains:
-            delete_token(self._aws, self._request.token_uri)
-        self._files.close()
-
-    def _stop(self, *, deadline: float) -> None:
+    def _stop(self) -> None:
+        deadline = self._aws.clock() + STOP_SECONDS
         self._aws.repeated(lambda: stop_job(self._aws, self.name), seconds=STOP_SECONDS)
         self._log.event(EventName.JOB_STOPPING, job=self.name, at_most_seconds=STOP_SECONDS)
         while not self._has_ended:
@@ -203,8 +177,13 @@ class SageMakerRun(FollowedRun):
             self._aws.sleep(poll_seconds(POLL_SECONDS))
             self._aws.repeated(self._observe, seconds=left)
 
+    def _close(self) -> None:
+        super()._close()
+        # Hosts of a job that is left, or could not be stopped, may still read it.
+        if self._has_ended:
+            delete_token(self._aws, self._request.token_uri)
+
     def _conclude(self) -> JobEnd:
-        delete_token(self._aws, self._request.token_uri)
         state = self._state
         job = self._request.job
         has_checkpoints = "CheckpointConfig" in self._request.body
@@ -215,21 +194,19 @@ class SageMakerRun(FollowedRun):
             raise refusal
         prefix = text(state, "OutputDataConfig", "S3OutputPath").rstrip("/")
         outputs = f"{prefix}/{self.name}/output/output.tar.gz"
-        output_dir = None
-        unfetched = None
+        output_dir = unfetched = None
         try:
             output_dir = fetch_outputs(self._aws, outputs, folder=job.run_dir / "output")
         except PlatformError as err:
             self._log.event(EventName.OUTPUT_FAILED, object=outputs, why=err.what)
-            # An archive that is broken stays so.
-            unfetched = outputs if isinstance(err, ServiceError) else None
+            unfetched = outputs
         training = leader_record(output_dir)
         # The service has the launcher's code, which is 0 for a run that a rule ended.
         if training and training.exit_code is not None:
             exit_code = training.exit_code
-        model = text(state, "ModelArtifacts", "S3ModelArtifacts")
         billed = int(text(state, "BillableTimeInSeconds") or 0)
         arn = text(state, "TrainingJobArn")
+        model = text(state, "ModelArtifacts", "S3ModelArtifacts")
         return JobEnd(
             status=status,
             exit_code=exit_code,
@@ -267,28 +244,25 @@ class JobLog:
         listed: list[Document] = []
         # An account's first job creates the log group.
         with Suppressed("missing"):
-            pages = self._aws.pages(
+            listed += self._aws.pages(
                 "logs", "FilterLogEvents", items="events", logGroupName=LOG_GROUP, **asked
             )
-            listed = sorted(pages, key=_millis)
+        times = {text(event, "eventId"): int(text(event, "timestamp")) for event in listed}
+        new = [event for event in listed if text(event, "eventId") not in self._shown]
+        self._shown = times or self._shown
         lines = []
-        for event in listed:
-            if text(event, "eventId") not in self._shown:
-                stream = text(event, "logStreamName").removeprefix(self._prefix)
-                host = re.sub(r"(algo-\d+)-\d+", r"\1", stream)
-                message = text(event, "message").rstrip("\r\n")
-                self._take_role(host, message)
-                lines += [(host, line.rstrip("\r")) for line in message.split("\n")]
-        self._shown = {text(event, "eventId"): _millis(event) for event in listed} or self._shown
+        for event in sorted(new, key=lambda event: times[text(event, "eventId")]):
+            # JOB/algo-1-1700000000
+            stream = text(event, "logStreamName").removeprefix(self._prefix)
+            host = "-".join(stream.split("-")[:2])
+            for line in text(event, "message").rstrip("\r\n").split("\n"):
+                self._take_role(host, line)
+                lines.append((host, line.rstrip("\r")))
         return [LogLine(group=self.roster[host], host=host, text=line) for host, line in lines]
 
-    def _take_role(self, host: str, message: str) -> None:
+    def _take_role(self, host: str, line: str) -> None:
         self.roster.setdefault(host, self._group)
-        event = parse_line(message) if message.startswith("stoker ") else None
+        event = parse_line(line) if line.startswith("stoker ") else None
         # A script may print another host's line.
         if event and event.event == EventName.HOST_ROLE and event.host == host:
             self.roster[host] = event.values.get("group") or self._group
-
-
-def _millis(event: Document) -> int:
-    return int(text(event, "timestamp") or 0)
