@@ -165,7 +165,7 @@ def test_what_does_not_change_a_step_voids_no_profile(keys):
     assert refused(changed(), changed(**keys)) == ""
 
 
-DNN = "cluster.dnn"
+TODAY = "cluster.dnn: 1 x local.c2, processes_per_host auto"
 TWO_HOSTS = {"dnn": {"instance_type": "local.c1", "count": 2}}
 TWO_PROCESSES = {"dnn": {"instance_type": "local.c2", "processes_per_host": 2}}
 
@@ -175,8 +175,8 @@ TWO_PROCESSES = {"dnn": {"instance_type": "local.c2", "processes_per_host": 2}}
     [
         ("command", ["python", "b.py"], "command: python train.py -> python b.py"),
         ("strategy", "torchrun", "strategy: auto -> torchrun"),
-        ("cluster", TWO_HOSTS, f"{DNN}.instance_type: local.c2 -> local.c1; {DNN}.count: 1 -> 2"),
-        ("cluster", TWO_PROCESSES, f"{DNN}.processes_per_host: auto -> 2"),
+        ("cluster", TWO_HOSTS, f"{TODAY} -> 2 x local.c1, processes_per_host auto"),
+        ("cluster", TWO_PROCESSES, f"{TODAY} -> 1 x local.c2, processes_per_host 2"),
     ],
 )
 def test_what_changes_a_step_is_named_with_both_values(key, value, words):
