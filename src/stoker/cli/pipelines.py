@@ -286,8 +286,8 @@ def _client_of(target: str, of: "Workload | None", *, run: str = "") -> "Pipelin
         from stoker.pipelines.kubeflow import KubeflowClient
 
         return KubeflowClient(of)
-    from stoker.pipelines.base import sagemaker_of
     from stoker.pipelines.sagemaker import SageMakerClient
+    from stoker.platforms.sagemaker.request import sagemaker_of
 
     return SageMakerClient(sagemaker_of(of) if of else None, run=run)
 

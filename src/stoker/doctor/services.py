@@ -7,12 +7,12 @@ from pathlib import Path
 
 from stoker.doctor.host import Finding
 from stoker.errors import ServiceError, StokerError
-from stoker.pipelines.base import sagemaker_of
 from stoker.platforms.aws import Aws, split_uri
 from stoker.platforms.base import JobSpec
 from stoker.platforms.kubernetes import KubernetesPlatform
 from stoker.platforms.kubernetes.api import CLAIMS, JOBSETS, TRAINJOBS, ClusterApi, Resource
 from stoker.platforms.kubernetes.pods import claim_of
+from stoker.platforms.sagemaker.request import sagemaker_of
 from stoker.records import Group, SageMakerSettings, Workload, bare_type
 from stoker.records.base import text
 

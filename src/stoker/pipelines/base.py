@@ -39,13 +39,13 @@ from stoker.platforms.base import JobSpec
 from stoker.platforms.kubernetes.api import ClusterApi
 from stoker.platforms.kubernetes.state import keep_profile, kept_profile
 from stoker.platforms.packing import check_files, package_of
+from stoker.platforms.sagemaker.request import sagemaker_of
 from stoker.records import (
     Group,
     Json,
     KubeflowSettings,
     PlatformName,
     Profile,
-    SageMakerSettings,
     Workload,
     read_json,
     to_document,
@@ -347,17 +347,6 @@ def pack_inputs(workload: Workload, *, folder: Path | None = None) -> Inputs:
         workload = msgspec.structs.replace(workload, sagemaker=placed)
     uri = kept(to_json(workload).encode(), "workload.json")
     return Inputs(workload=workload, workload_uri=uri, uploads=uploads)
-
-
-def sagemaker_of(workload: Workload) -> SageMakerSettings:
-    """Returns the workload's settings for SageMaker; raises UsageError if it has none."""
-    if workload.sagemaker is None:
-        raise UsageError(
-            "the workload has no settings for SageMaker",
-            where=f"workload {workload.name}, key sagemaker",
-            fix="add sagemaker: {role: ARN, output_uri: s3://...}",
-        )
-    return workload.sagemaker
 
 
 def project_pipeline(target: str, *, folder: Path, carried: Sequence[Path] = CARRIED) -> ModuleType:

@@ -90,8 +90,20 @@ class Aws:
     def client(self, service: str) -> object:
         """Returns the boto3 client of a service; raises UsageError without boto3 or a region."""
         if service not in self._clients:
+            try:
+                import boto3
+                from botocore.config import Config
+            except ImportError as err:
+                raise MissingExtraError.of(err, extra="aws") from None
+            config = Config(
+                connect_timeout=CONNECT_SECONDS,
+                read_timeout=READ_SECONDS,
+                retries={"mode": "standard", "max_attempts": MAX_ATTEMPTS},
+            )
             with self.explained(f"{service}:*"):
-                self._clients[service] = _new_client(service, self._region)
+                self._clients[service] = boto3.client(
+                    service, region_name=self._region, config=config
+                )
         return self._clients[service]
 
     def renew_login(self) -> None:
@@ -262,21 +274,6 @@ def _refusal(
     elif kind == "away":
         what = f"AWS did not answer {action} {MAX_ATTEMPTS} times: {what}"
     return ServiceError(what, where=where or action, fix=fix, code=code, action=action, kind=kind)
-
-
-def _new_client(service: str, region: str | None) -> object:
-    try:
-        import boto3
-        from botocore.config import Config
-    except ImportError as err:
-        raise MissingExtraError.of(err, extra="aws") from None
-    config = Config(
-        connect_timeout=CONNECT_SECONDS,
-        read_timeout=READ_SECONDS,
-        retries={"mode": "standard", "max_attempts": MAX_ATTEMPTS},
-    )
-    client: object = boto3.client(service, region_name=region, config=config)
-    return client
 
 
 def _json(answer: Mapping[str, object]) -> dict[str, Json]:

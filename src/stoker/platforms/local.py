@@ -272,9 +272,6 @@ class LocalRun(Run):
             raise
 
     def lines(self) -> Iterator[LogLine]:
-        if self._request.not_comparable:
-            words = f"{NOT_COMPARABLE}: {self._request.not_comparable}"
-            yield LogLine(group=LocalPlatform.name, host="status", text=words)
         tails = [(host, FileTail(self._request.log_file(host))) for host in self._request.hosts]
         is_last = False
         while not is_last:

@@ -45,12 +45,11 @@ from stoker.pipelines.base import (
     checked,
     pack_inputs,
     project_pipeline,
-    sagemaker_of,
 )
 from stoker.platforms.aws import tag_list
 from stoker.platforms.base import MAX_PLANS
 from stoker.platforms.sagemaker.job import MARGIN_SECONDS
-from stoker.platforms.sagemaker.request import file_system
+from stoker.platforms.sagemaker.request import file_system, sagemaker_of
 from stoker.records import Json, SageMakerSettings, Workload, nearest
 from stoker.records.platforms import NAME_END
 from stoker.units import duration

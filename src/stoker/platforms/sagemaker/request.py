@@ -25,7 +25,7 @@ from stoker.platforms.base import (
     run_settings,
 )
 from stoker.platforms.patch import patched
-from stoker.records import Channel, Json, SageMakerSettings, nearest
+from stoker.records import Channel, Json, PlatformSettings, SageMakerSettings, nearest
 from stoker.records.base import Document, item_at, mapping, mappings, text
 from stoker.records.hyperparameters import encoded
 from stoker.records.platforms import patch_document
@@ -128,15 +128,20 @@ def plan_request(job: JobSpec) -> SageMakerRequest:
     )
 
 
-def _settings_of(job: JobSpec) -> SageMakerSettings:
-    """Returns the settings for SageMaker of a job; raises UsageError if it cannot run there."""
-    settings = job.platform_settings.sagemaker
-    if settings is None:
+def sagemaker_of(settings: PlatformSettings) -> SageMakerSettings:
+    """Returns a workload's settings for SageMaker; raises UsageError if it has none."""
+    if settings.sagemaker is None:
         raise UsageError(
             "the workload has no settings for SageMaker",
-            where=f"job {job.name}, key sagemaker",
+            where="key sagemaker",
             fix="add sagemaker: {role: arn:aws:iam::ACCOUNT:role/NAME, output_uri: s3://...}",
         )
+    return settings.sagemaker
+
+
+def _settings_of(job: JobSpec) -> SageMakerSettings:
+    """Returns the settings for SageMaker of a job; raises UsageError if it cannot run there."""
+    settings = sagemaker_of(job.platform_settings)
     check_container(job, platform="SageMaker")
     check_job(job)
     for name, channel in job.channels.items():

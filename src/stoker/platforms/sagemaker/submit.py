@@ -26,7 +26,12 @@ from stoker.logs import EventName, Log
 from stoker.platforms.aws import Aws
 from stoker.platforms.base import JobSpec
 from stoker.platforms.packing import check_files, package_of
-from stoker.platforms.sagemaker.request import REQUEST_TAG, SageMakerRequest, plan_request
+from stoker.platforms.sagemaker.request import (
+    REQUEST_TAG,
+    SageMakerRequest,
+    plan_request,
+    sagemaker_of,
+)
 from stoker.records import Json, bare_type
 from stoker.records.base import Document, mappings, text
 from stoker.repeat import may_pass
@@ -145,9 +150,9 @@ def own_job(
 
 def packed_code(request: SageMakerRequest) -> bytes:
     """Returns the request's code, packed; empty: it is in the image, or in S3."""
-    settings = request.job.platform_settings.sagemaker
-    if request.code_folder is None or settings is None:
+    if request.code_folder is None:
         return b""
+    settings = sagemaker_of(request.job.platform_settings)
     package = package_of(request.code_folder)
     check_files(package, command=request.job.command, settings=settings)
     return package.content
@@ -216,9 +221,7 @@ def _create(aws: Aws, request: SageMakerRequest, *, packed: bytes, log: Log) -> 
 
 def _write_inputs(aws: Aws, request: SageMakerRequest, *, packed: bytes) -> None:
     """Writes token and code, which the hosts download as channels when they start."""
-    settings = request.job.platform_settings.sagemaker
-    assert settings
-    kms_key = settings.output_kms_key
+    kms_key = sagemaker_of(request.job.platform_settings).output_kms_key
     content = request.settings.to_json().encode()
     aws.write_object(_beside(request.token_uri), content, kms_key=kms_key)
     token = secrets.token_hex(TOKEN_BYTES).encode("ascii")
@@ -251,8 +254,7 @@ def lineage_of(aws: Aws, job: JobSpec, arn: str) -> dict[str, str]:
     # This account may not be able to read them.
     with contextlib.suppress(StokerError):
         tags = aws.repeated(lambda: _tags(aws, arn))
-    settings = job.platform_settings.sagemaker
-    source = (settings.source if settings else None) or ""
+    source = sagemaker_of(job.platform_settings).source or ""
     lineage = {
         "job_id": arn,
         "image_digest": tags.get(IMAGE_TAG, ""),
