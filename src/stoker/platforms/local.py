@@ -295,7 +295,8 @@ class LocalRun(Run):
         """Stops the job; blocks for GRACE_SECONDS plus the time to kill; an interrupt kills it."""
         if not self._has_ended() and not self._is_stopped:
             self._is_stopped = True
-            self._begin_end()
+            if self._failure is None:
+                self._begin_end()
         while True:
             try:
                 self.wait()
@@ -349,7 +350,7 @@ class LocalRun(Run):
             return self._end is not None
 
     def _begin_end(self) -> None:
-        """Asks the leader to end, and lets `_look` ask the others; a second SIGTERM is no grace."""
+        """Asks the leader to end; `_look` asks the others. Once: a second SIGTERM ends at once."""
         self._hosts[0].process.terminate()
         now = time.monotonic()
         self._stop_others_at = now + STOP_OTHERS_SECONDS
@@ -407,6 +408,9 @@ class LocalRun(Run):
         outputs, model = base / "output" / "data", base / "model"
         training = leader_record(outputs)
         code = leader.process.returncode
+        exit_code = code if code >= 0 else None
+        if training:
+            exit_code = training.exit_code
         status: EndState = "succeeded"
         failure = self._failure or (training.failure if training else None)
         if self._is_stopped or (training and training.status == "stopped" and not self._failure):
@@ -416,7 +420,7 @@ class LocalRun(Run):
             failure = failure or self._reason(leader)
         return JobEnd(
             status=status,
-            exit_code=training.exit_code if training else code if code >= 0 else None,
+            exit_code=exit_code,
             failure=failure if status == "failed" else None,
             output_dir=outputs,
             model_uri=str(model) if model.is_dir() and any(model.iterdir()) else None,
