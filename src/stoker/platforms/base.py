@@ -303,7 +303,7 @@ class Platform(ABC, Generic[RequestT]):
 
 
 def groups_of_channel(name: str, channel: Channel, groups: Sequence[Group]) -> tuple[str, ...]:
-    """Returns the groups that get a channel, () for all; raises UsageError for an unknown one."""
+    """Returns the names of the groups that get a channel; raises UsageError for an unknown one."""
     names = [group.name for group in groups]
     for named in channel.groups or ():
         if named not in names and named not in _ROLES:
@@ -314,19 +314,14 @@ def groups_of_channel(name: str, channel: Channel, groups: Sequence[Group]) -> t
             )
     # A single group loads the data too, and gets every channel.
     if len(groups) == 1 or not channel.groups:
-        return ()
-    matching = tuple(g.name for g in groups if g.name in channel.groups or g.role in channel.groups)
-    # SageMaker wants groups at all channels or at none: a channel for all names none.
-    return () if len(matching) == len(groups) else matching
+        return tuple(names)
+    return tuple(g.name for g in groups if g.name in channel.groups or g.role in channel.groups)
 
 
-def channels_by_group(job: JobSpec) -> dict[str, dict[str, Channel]]:
-    """Returns each group's channels, by name, by the group's name."""
-    channels: dict[str, dict[str, Channel]] = {group.name: {} for group in job.groups}
-    for name, channel in sorted(job.channels.items()):
-        for group in groups_of_channel(name, channel, job.groups) or tuple(channels):
-            channels[group][name] = channel
-    return channels
+def channels_of_group(job: JobSpec, group: str) -> dict[str, Channel]:
+    """Returns a group's channels, by name."""
+    channels = sorted(job.channels.items())
+    return {name: c for name, c in channels if group in groups_of_channel(name, c, job.groups)}
 
 
 def check_container(job: JobSpec, *, platform: str) -> None:

@@ -44,7 +44,7 @@ from stoker.platforms.base import (
     LogLine,
     Platform,
     Run,
-    channels_by_group,
+    channels_of_group,
     check_job,
     leader_record,
     run_settings,
@@ -462,7 +462,7 @@ def make_job_folder(request: LocalRequest, host: LocalHost) -> None:
     for folder in ("input/config", "input/data", "model", "output/data", "checkpoints", "code"):
         (base / folder).mkdir(parents=True)
     channels: dict[str, Json] = {}
-    for name, channel in channels_by_group(job)[host.group].items():
+    for name, channel in channels_of_group(job, host.group).items():
         data = channel_folder(name, channel.uri)
         if not data.is_dir():
             where = f"key channels.{name}.uri"

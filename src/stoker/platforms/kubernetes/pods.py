@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from stoker.environment import RUN_FILE, RUN_VARIABLE
 from stoker.errors import UsageError
 from stoker.host.machine import CPU_REQUEST
-from stoker.platforms.base import JobSpec, channels_by_group
+from stoker.platforms.base import JobSpec, channels_of_group
 from stoker.platforms.patch import patched
 from stoker.records import Channel, Group, Json, KubernetesSettings, PodSettings, bare_type
 from stoker.records.base import Document, mapping, mappings, text
@@ -137,7 +137,8 @@ def pod_groups(job: JobSpec) -> tuple[PodGroup, ...]:
     settings = job.platform_settings.kubernetes_settings
     name = object_name(job.name)
     groups: list[PodGroup] = []
-    for group, channels in zip(job.groups, channels_by_group(job).values(), strict=True):
+    for group in job.groups:
+        channels = channels_of_group(job, group.name)
         # Kubeflow Trainer fills in the job of this name only.
         is_trained = settings.api == "trainer" and group.role == "dnn"
         replicated = TRAINER_JOB if is_trained else group.name.lower()

@@ -246,19 +246,20 @@ def _channels(job: JobSpec, channels: Mapping[str, Channel]) -> list[Json]:
     groups = {
         name: groups_of_channel(name, channel, job.groups) for name, channel in channels.items()
     }
-    everyone: tuple[str, ...] = ()
-    if any(groups.values()):
-        # If one channel names groups, all have to.
-        everyone = tuple(group.name for group in job.groups)
-        for name, channel in channels.items():
-            if file_system(channel.uri):
-                raise UsageError(
-                    f"all groups mount {name}, a file system: on SageMaker, all channels name "
-                    "groups or none does",
-                    where="key channels",
-                    fix="leave the groups out",
-                )
-    return [_channel(name, channel, groups[name] or everyone) for name, channel in channels.items()]
+    # If one channel names groups, all have to.
+    is_split = any(len(names) < len(job.groups) for names in groups.values())
+    disks = [name for name, channel in channels.items() if file_system(channel.uri)]
+    if is_split and disks:
+        raise UsageError(
+            f"all groups mount {disks[0]}, a file system: on SageMaker, all channels name groups "
+            "or none does",
+            where="key channels",
+            fix="leave the groups out",
+        )
+    return [
+        _channel(name, channel, groups[name] if is_split else ())
+        for name, channel in channels.items()
+    ]
 
 
 def _channel(name: str, channel: Channel, groups: Sequence[str]) -> dict[str, Json]:
