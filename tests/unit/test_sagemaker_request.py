@@ -223,7 +223,7 @@ def test_a_job_that_sagemaker_cannot_run_is_refused(spec, words):
 )
 def test_the_exit_code_is_the_one_that_the_reason_tells(status, reason, code):
     ended = {"TrainingJobStatus": status, "FailureReason": reason}
-    assert verdict_of(ended, has_checkpoints=False)[1] == code
+    assert verdict_of(ended)[1] == code
 
 
 @pytest.mark.parametrize(

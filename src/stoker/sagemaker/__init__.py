@@ -29,7 +29,6 @@ import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Literal, Protocol, cast
@@ -49,7 +48,7 @@ from stoker.pipelines.base import (
 from stoker.platforms.aws import tag_list
 from stoker.platforms.base import MAX_PLANS
 from stoker.platforms.sagemaker.job import MARGIN_SECONDS
-from stoker.platforms.sagemaker.request import file_system, sagemaker_of
+from stoker.platforms.sagemaker.request import file_system, sagemaker_of, without_none
 from stoker.records import Json, SageMakerSettings, Workload, nearest
 from stoker.records.platforms import NAME_END
 from stoker.units import duration
@@ -237,20 +236,18 @@ _JOB_POLICIES = [
 
 def text(*parts: Text | int | float) -> Text:
     """Joins texts and pipeline variables to one value."""
-    values: list[Text] = []
+    merged: list[Text] = []
     for part in parts:
         # Flat: AWS does not document a join inside a join.
-        values += part.values if isinstance(part, Join) else [_word(part)]
-    merged: list[Text] = []
-    for is_text, group in groupby(values, key=lambda value: isinstance(value, str)):
-        pieces = list(group)
-        merged += ["".join(map(str, pieces))] if is_text else pieces
+        for value in part.values if isinstance(part, Join) else [part]:
+            word = json.dumps(value) if isinstance(value, int | float) else value
+            before = merged[-1] if merged else None
+            if isinstance(before, str) and isinstance(word, str):
+                merged[-1] = before + word
+            else:
+                merged.append(word)
     joined: Text = merged[0] if len(merged) == 1 else Join(on="", values=merged)
     return joined
-
-
-def _word(part: Text | int | float) -> Text:
-    return json.dumps(part) if isinstance(part, int | float) else part
 
 
 def value_in(step: RequestStep, path: str, *, file: str = "") -> PipelineVariable:
@@ -263,15 +260,6 @@ def value_in(step: RequestStep, path: str, *, file: str = "") -> PipelineVariabl
     if not files:
         raise ValueError(f"step {step.name} has no property file that {path} could be in")
     value: PipelineVariable = JsonGet(step_name=step.name, property_file=files[0], json_path=path)
-    return value
-
-
-def without_none(value: object) -> object:
-    """Returns a document without the keys whose value is None, at any depth."""
-    if isinstance(value, Mapping):
-        return {key: without_none(each) for key, each in value.items() if each is not None}
-    if isinstance(value, list | tuple):
-        return [without_none(each) for each in value]
     return value
 
 

@@ -72,7 +72,7 @@ def fetch_outputs(aws: Aws, uri: str, *, folder: Path) -> Path | None:
     return None
 
 
-def verdict_of(job: Document, *, has_checkpoints: bool) -> tuple[EndState, int | None, str | None]:
+def verdict_of(job: Document) -> tuple[EndState, int | None, str | None]:
     """Returns how a job ended, its command's exit code if it is known, and why it failed."""
     status = text(job, "TrainingJobStatus")
     if status == "Completed":
@@ -84,12 +84,10 @@ def verdict_of(job: Document, *, has_checkpoints: bool) -> tuple[EndState, int |
     reason = text(job, "FailureReason") or "the service gave no reason"
     match = _EXIT_CODE.search(reason)
     if status == "Stopped":
-        saved = "the next attempt continues from the last checkpoint"
-        if not has_checkpoints:
-            saved = "its progress is lost, as sagemaker.checkpoint_uri is not set"
         reason = (
-            f"the service stopped the job: {limit}; {saved}; raise sagemaker.max_run_seconds "
-            "(with spot: MaxWaitTimeInSeconds in sagemaker.request)"
+            f"the service stopped the job: {limit}; raise sagemaker.max_run_seconds (with spot: "
+            "MaxWaitTimeInSeconds in sagemaker.request); where sagemaker.checkpoint_uri is set, "
+            "the next attempt continues from the last checkpoint"
         )
     return "failed", int(match[1]) if match else None, reason
 
@@ -186,8 +184,7 @@ class SageMakerRun(FollowedRun):
     def _conclude(self) -> JobEnd:
         state = self._state
         job = self._request.job
-        has_checkpoints = "CheckpointConfig" in self._request.body
-        status, exit_code, failure = verdict_of(state, has_checkpoints=has_checkpoints)
+        status, exit_code, failure = verdict_of(state)
         # The service looks for hosts after it has created the job.
         refusal = no_hosts(failure or "", job, where=f"job {self.name}")
         if status == "failed" and refusal:

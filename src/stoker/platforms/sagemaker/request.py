@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
+from typing import cast
 
 from stoker.environment import RUN_FILE, RUN_VARIABLE, TOKEN_FILE, RunSettings
 from stoker.errors import UsageError
@@ -192,7 +193,7 @@ def _training_job(
         # Shared by all attempts of the run.
         "MlflowRunName": job.run_name,
     }
-    return _without_none(
+    body = without_none(
         {
             "TrainingJobName": job.name,
             "RoleArn": settings.role,
@@ -216,9 +217,10 @@ def _training_job(
             "RetryStrategy": {"MaximumRetryAttempts": _MAX_RETRIES},
             "HyperParameters": encoded(job.hyperparameters) or None,
             "CheckpointConfig": checkpoints,
-            "MlflowConfig": _without_none(mlflow) if _logs_to_managed_mlflow(job) else None,
+            "MlflowConfig": mlflow if _logs_to_managed_mlflow(job) else None,
         }
     )
+    return cast("dict[str, Json]", body)
 
 
 def _logs_to_managed_mlflow(job: JobSpec) -> bool:
@@ -273,13 +275,12 @@ def _channel(name: str, channel: Channel, groups: Sequence[str]) -> dict[str, Js
         "AttributeNames": list(channel.attribute_names or ()) or None,
         "InstanceGroupNames": list(groups) or None,
     }
-    described: dict[str, Json] = {
+    return {
         "ChannelName": name,
-        "DataSource": {"S3DataSource": _without_none(source)},
+        "DataSource": {"S3DataSource": source},
         "InputMode": channel.mode,
         "RecordWrapperType": "RecordIO" if is_augmented else None,
     }
-    return _without_none(described)
 
 
 def file_system(uri: str) -> dict[str, Json] | None:
@@ -295,8 +296,13 @@ def file_system(uri: str) -> dict[str, Json] | None:
     }
 
 
-def _without_none(values: Document) -> dict[str, Json]:
-    return {key: value for key, value in values.items() if value is not None}
+def without_none(value: object) -> object:
+    """Returns a document without the keys whose value is None, at any depth."""
+    if isinstance(value, Mapping):
+        return {key: without_none(each) for key, each in value.items() if each is not None}
+    if isinstance(value, list | tuple):
+        return [without_none(each) for each in value]
+    return value
 
 
 def _environment(job: JobSpec) -> dict[str, Json]:
