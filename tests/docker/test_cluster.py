@@ -43,8 +43,7 @@ def test_mnist_trains_on_four_hosts_and_all_end_well_with_the_leader(cluster):
     assert record["status"] == "succeeded"
     assert record["metrics"]["accuracy"] > 0.8
     assert record["strategy"] == "torchrun"
-    ranks = {each["host"]: each.get("rank") for each in record["hosts"]}
-    assert ranks == {LEADER: 0, FOLLOWER: 1, DATA[0]: None, DATA[1]: None}
+    assert {each["host"] for each in record["hosts"]} == {*cluster.hosts}
     written = {host: list((cluster.base_dir(host) / "model").iterdir()) for host in cluster.hosts}
     assert [host for host, files in written.items() if files] == [LEADER]
     assert not [host for host in cluster.hosts if (cluster.base_dir(host) / FAILURE).exists()]
