@@ -27,8 +27,6 @@ from stoker.logs import EventName, Log, LogEvent
 from stoker.units import known_mean
 
 FILE = "metrics.jsonl"
-# Beside a profile: rows of the run that was profiled.
-BASELINE_FILE = "baseline-metrics.jsonl"
 INTERVAL_SECONDS = 2.0
 # Intervals grow with the run: some 2,000 a day, each up to a minute.
 _SHARE_OF_RUN = 1 / 480

@@ -57,7 +57,6 @@ __pycache__
 /training-metrics.jsonl
 /training-bad_samples.csv
 /baseline-timeline.csv
-/baseline-metrics.jsonl
 """
 # Files that hold secrets and nothing else; but .env.example and such are variables without values.
 _SECRETS = """

@@ -16,7 +16,6 @@ from stoker.errors import StokerError, WorkloadError
 from stoker.feed import timeline
 from stoker.feed.step_times import longest_waiting_file, read_timelines
 from stoker.feed.timeline import FIRST_SOURCE
-from stoker.figures import intervals
 from stoker.figures.progress import BASELINE_TIMELINE
 from stoker.host.machine import usable_vcpus
 from stoker.launch import launch
@@ -79,7 +78,7 @@ def launch_profile(command: Sequence[str], environ: Mapping[str, str]) -> int:
     log = Log(run=settings.run_id, host=topology.host)
     seconds = wanted.budget_seconds + START_ALLOWANCE_SECONDS
     code, has_passed = _run(command, environ, seconds=seconds)
-    files = [FILE, TIMELINE_FILE, intervals.BASELINE_FILE]
+    files = [FILE, TIMELINE_FILE]
     try:
         profile = _profile_of(
             output, settings, topology, exit_code=code, seconds=seconds, has_passed=has_passed
@@ -173,7 +172,6 @@ def _profile_of(
         wanted = settings.profile
         what = {"when": now_utc()}
         profile = combine(ranks, group=group, settings=wanted, what=what, gpus=record.gpus)
-        keep_file(output / intervals.FILE, output / intervals.BASELINE_FILE)
     else:
         files = sorted(output.glob("seen-*.json"))
         seen = [msgspec.json.decode(each.read_bytes(), type=ProcessReport) for each in files]

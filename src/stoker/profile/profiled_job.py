@@ -7,7 +7,6 @@ from typing import TypeVar
 import msgspec
 
 from stoker.errors import PlatformError, UsageError
-from stoker.figures import intervals
 from stoker.host.processes import git_state
 from stoker.logs import now_utc
 from stoker.platforms.base import JobEnd, JobSpec, LogLine, Platform, Run, leave_or_stop
@@ -76,8 +75,7 @@ def profile(
         raise interrupt or read_reason(output, exit_code=end.exit_code, failure=end.failure)
     if interrupt and not verdict_on_interrupt:
         raise interrupt
-    for file in (TIMELINE_FILE, intervals.BASELINE_FILE):
-        keep_file(output / file, run_dir / file)
+    keep_file(output / TIMELINE_FILE, run_dir / TIMELINE_FILE)
     record = read_json(output / FILE, Profile)
     return msgspec.structs.replace(
         record,
